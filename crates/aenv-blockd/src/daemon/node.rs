@@ -1,0 +1,128 @@
+//! One file of the mount.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use aenv_store::{BlockDevice, DeviceError};
+use parking_lot::{Mutex, RwLock};
+use tracing::error;
+
+/// What a file of the mount is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeKind {
+    /// A disk that can be written to.
+    Disk,
+    /// A disk without an upper.
+    ReadOnlyDisk,
+    /// A memory image.
+    Memory,
+}
+
+/// One file of the mount: an inode number and, as long as it is shown or open, a device.
+pub(crate) struct Node {
+    pub(crate) ino: u64,
+    pub(crate) name: String,
+    pub(crate) size: u64,
+    pub(crate) kind: NodeKind,
+    /// Serialises writes to parts of one sector.
+    pub(crate) partial: Mutex<()>,
+    device: RwLock<Option<Arc<dyn BlockDevice>>>,
+    opens: AtomicU64,
+    complaints: Complaints,
+}
+
+impl Node {
+    pub(crate) fn new(
+        ino: u64,
+        name: String,
+        size: u64,
+        kind: NodeKind,
+        device: Arc<dyn BlockDevice>,
+    ) -> Self {
+        Self {
+            ino,
+            name,
+            size,
+            kind,
+            partial: Mutex::new(()),
+            device: RwLock::new(Some(device)),
+            opens: AtomicU64::new(0),
+            complaints: Complaints::default(),
+        }
+    }
+
+    /// Runs an operation on the device; `None` when the node is no longer served.
+    pub(crate) fn with_device<T>(&self, operation: impl FnOnce(&dyn BlockDevice) -> T) -> Option<T> {
+        self.device.read().as_deref().map(operation)
+    }
+
+    /// Whether a read may have to wait for another machine.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.with_device(|device| device.may_wait()).unwrap_or(false)
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.device.read().is_some()
+    }
+
+    /// Serves the node again.
+    pub(crate) fn restore(&self, device: Arc<dyn BlockDevice>) {
+        *self.device.write() = Some(device);
+    }
+
+    /// Waits for operations in flight and refuses all later ones.
+    pub(crate) fn revoke(&self) {
+        self.device.write().take();
+    }
+
+    /// One more open file.
+    pub(crate) fn opened(&self) {
+        self.opens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One open file less; `true` for the last one.
+    pub(crate) fn released(&self) -> bool {
+        self.opens.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.opens.load(Ordering::Relaxed) > 0
+    }
+
+    /// The errno of a failed operation, which is logged here, and only here.
+    pub(crate) fn errno(&self, operation: &'static str, failure: &DeviceError) -> fuser::Errno {
+        self.complaints.log(&self.name, operation, failure);
+        match failure {
+            DeviceError::NoSpace => fuser::Errno::ENOSPC,
+            DeviceError::ReadOnly => fuser::Errno::EROFS,
+            DeviceError::OutOfRange { .. } => fuser::Errno::EINVAL,
+            DeviceError::Source(_) | DeviceError::Io { .. } => fuser::Errno::EIO,
+        }
+    }
+}
+
+/// Keeps a guest that runs into the same error for ever from filling the log.
+#[derive(Default)]
+struct Complaints {
+    state: Mutex<(Option<Instant>, u64)>,
+}
+
+impl Complaints {
+    const SECONDS_BETWEEN: u64 = 10;
+
+    fn log(&self, name: &str, operation: &'static str, failure: &DeviceError) {
+        let mut state = self.state.lock();
+        let (last, suppressed) = &mut *state;
+        if last.is_some_and(|last| last.elapsed().as_secs() < Self::SECONDS_BETWEEN) {
+            *suppressed += 1;
+            return;
+        }
+        error!(export = name, operation, error = %failure, suppressed = *suppressed, "I/O failed");
+        *state = (Some(Instant::now()), 0);
+    }
+}

@@ -1,0 +1,163 @@
+//! Layers that are elsewhere: beside the name of a layer's file, `<file>.remote` says where. They are read by ranges, through a
+//! cache on the local disk.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use aenv_cache::{BlockCache, CacheConfig, CachedSource, SourceId};
+use aenv_remote::{
+    Bounds, Credentials, Location, ObjectSource, Place, RegistryClient, RegistrySource, Remotes as Settings,
+};
+use aenv_store::BlockSource;
+use object_store::ObjectStore;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use super::fill;
+
+/// The file of a layer: its own, or the one that says where it is.
+pub(crate) fn layer_file(path: &Path) -> io::Result<(PathBuf, Metadata)> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let remote = remote_file(path);
+            // Without either, the error is about the file that was asked for.
+            fs::metadata(&remote).map(|found| (remote, found)).map_err(|_| error)
+        }
+        found => found.map(|found| (path.to_owned(), found)),
+    }
+}
+
+fn remote_file(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".remote");
+    name.into()
+}
+
+/// Opens layers that are elsewhere.
+pub struct Remotes {
+    /// Says how places are reached; read again when it changes.
+    settings: PathBuf,
+    runtime: Handle,
+    opened: Mutex<Option<Opened>>,
+    cache: Mutex<Option<BlockCache>>,
+    fills: Mutex<Option<mpsc::Sender<(CachedSource, String)>>>,
+}
+
+#[derive(Clone)]
+struct Opened {
+    changed: Option<SystemTime>,
+    settings: Arc<Settings>,
+    repository: Arc<dyn ObjectStore>,
+    registries: RegistryClient,
+    bounds: Bounds,
+}
+
+impl Remotes {
+    /// With the settings of a file, which need not be there yet.
+    pub fn new(settings: PathBuf, runtime: Handle) -> Self {
+        Self { settings, runtime, opened: Mutex::default(), cache: Mutex::default(), fills: Mutex::default() }
+    }
+
+    /// The bytes of the layer that a file tells of. Nothing is read of them yet.
+    pub(crate) fn open(&self, file: &Path) -> Result<Arc<dyn BlockSource>, String> {
+        let text = fs::read(file).map_err(|error| error.to_string())?;
+        let location: Location =
+            serde_json::from_slice(&text).map_err(|error| format!("it says no place: {error}"))?;
+        let id = id(&location.digest).ok_or_else(|| format!("{:?} is no digest", location.digest))?;
+        let opened = self.opened()?;
+        let source = opened.source(&location, &self.runtime)?;
+        let Some(cache) = self.cache(&opened.settings) else { return Ok(source) };
+        let cached = cache.source(id, source);
+        if opened.settings.fill {
+            self.fill(cached.clone(), location.digest);
+        }
+        Ok(Arc::new(cached))
+    }
+
+    fn opened(&self) -> Result<Opened, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", self.settings.display());
+        let changed =
+            fs::metadata(&self.settings).and_then(|file| file.modified()).map_err(|error| failed(&error))?;
+        let mut slot = self.opened.lock();
+        if let Some(opened) = slot.as_ref().filter(|opened| opened.changed == Some(changed)) {
+            return Ok(opened.clone());
+        }
+        let text = fs::read(&self.settings).map_err(|error| failed(&error))?;
+        let settings: Settings = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
+        let read = Duration::from_millis(settings.read_ms);
+        let bounds = Bounds { read, attempt: Bounds::default().attempt.min(read), ..Bounds::default() };
+        let repository = settings.repository.open_for_reads(&bounds).map_err(|error| failed(&error))?;
+        let registries = RegistryClient::new().map_err(|error| failed(&error))?;
+        let (changed, settings) = (Some(changed), Arc::new(settings));
+        Ok(slot.insert(Opened { changed, settings, repository, registries, bounds }).clone())
+    }
+
+    /// The cache, which is opened once. Without one, layers are read all the same, slowly.
+    fn cache(&self, settings: &Settings) -> Option<BlockCache> {
+        let mut slot = self.cache.lock();
+        if slot.is_none() {
+            let cache = &settings.cache;
+            let mut config = CacheConfig::new(&cache.folder, cache.capacity);
+            config.reserve = cache.reserve;
+            match BlockCache::open(&config) {
+                Ok(cache) => *slot = Some(cache),
+                Err(error) => tracing::error!(%error, "remote layers are read without a cache"),
+            }
+        }
+        slot.clone()
+    }
+
+    /// Has the rest of a layer fetched, after those that were asked for before.
+    fn fill(&self, source: CachedSource, digest: String) {
+        let mut fills = self.fills.lock();
+        let sender = fills.get_or_insert_with(|| {
+            let (sender, receiver) = mpsc::channel::<(CachedSource, String)>();
+            let started = thread::Builder::new().name("fill".to_owned()).spawn(move || {
+                receiver.into_iter().for_each(|(source, digest)| fill::fill(&source, &digest));
+            });
+            if let Err(error) = started {
+                tracing::warn!(%error, "layers are not fetched in the background");
+            }
+            sender
+        });
+        // Without its thread there is nobody who fetches.
+        let _ = sender.send((source, digest));
+    }
+}
+
+impl Opened {
+    fn source(&self, location: &Location, runtime: &Handle) -> Result<Arc<dyn BlockSource>, String> {
+        match &location.place {
+            Place::Repository { key } => {
+                let path = object_store::path::Path::parse(key).map_err(|error| error.to_string())?;
+                let store = Arc::clone(&self.repository);
+                Ok(Arc::new(ObjectSource::new(runtime.clone(), store, path, location.size, self.bounds)))
+            }
+            Place::Registry { blob } => {
+                let login = self.settings.registries.get(&blob.registry);
+                let credentials = login
+                    .map(|login| Credentials { user: login.user.clone(), password: login.password.clone() });
+                let (runtime, client) = (runtime.clone(), self.registries.clone());
+                RegistrySource::new(runtime, client, blob.clone(), location.size, credentials, self.bounds)
+                    .map(|source| Arc::new(source) as Arc<dyn BlockSource>)
+                    .map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// The first half of a sha256.
+fn id(digest: &str) -> Option<SourceId> {
+    let hex = digest.strip_prefix("sha256:").filter(|hex| hex.len() == 64)?;
+    let mut id = [0; 16];
+    for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(SourceId(id))
+}

@@ -1,0 +1,17 @@
+//! The data plane of a node: stacks of layers shown to VMMs as files in a FUSE mount (or as ublk block devices).
+//!
+//! [`Exports`] is what the control plane asks for and [`Client`] how it asks, over a unix socket; [`launch()`] finds or starts
+//! the process. [`daemon`] is that process: it outlives the server, keeps its own list of exports, and a server that comes
+//! back finds it at its socket.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod daemon;
+pub mod exports;
+pub mod launch;
+pub mod protocol;
+
+pub use client::Client;
+pub use exports::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
+pub use launch::{LaunchError, launch};

@@ -1,0 +1,271 @@
+//! Layers that are elsewhere, through a real mount: read by ranges, kept, read again without their place. Needs root.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its fixtures too")]
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use aenv_blockd::{Client, DiskExport, ExportError, Exports, MemoryExport, launch};
+use aenv_layer::LayerWriter;
+use aenv_remote::{CacheSettings, Location, Place, Remotes, S3Config, StoreConfig};
+use aenv_types::Home;
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes of the disk, all of which one layer has.
+const SIZE: u64 = 24 * MIB;
+
+/// A store that answers requests for ranges of one object, as S3 does, or not at all.
+struct Store {
+    port: u16,
+    silent: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Store {
+    fn start(object: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (silent, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (quiet, count, object) = (Arc::clone(&silent), Arc::clone(&sent), Arc::new(object));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (quiet, count, object) = (Arc::clone(&quiet), Arc::clone(&count), Arc::clone(&object));
+                thread::spawn(move || serve(stream.unwrap(), &object, &quiet, &count));
+            }
+        });
+        Self { port, silent, sent }
+    }
+
+    fn config(&self) -> StoreConfig {
+        StoreConfig::S3(S3Config {
+            endpoint: Some(format!("http://127.0.0.1:{}", self.port)),
+            bucket: "bucket".to_owned(),
+            prefix: "some/prefix".to_owned(),
+            region: "us-east-1".to_owned(),
+            virtual_hosted: false,
+            access_key: Some(("id".to_owned(), "secret".to_owned())),
+        })
+    }
+}
+
+fn serve(mut stream: TcpStream, object: &[u8], quiet: &AtomicBool, count: &AtomicU64) {
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+    loop {
+        let Some(first) = lines.next() else { return };
+        let headers: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+        if quiet.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_secs(600));
+            return;
+        }
+        assert!(first.starts_with("GET /bucket/some/prefix/blobs/it "), "{first}");
+        let range = headers
+            .iter()
+            .find_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
+        let range = range.unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+        let body = &object[from..=to.min(object.len() - 1)];
+        count.fetch_add(body.len() as u64, Ordering::SeqCst);
+        let head = format!(
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{to}/{}\r\nETag: \"x\"\r\n\
+             Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n",
+            body.len(),
+            object.len()
+        );
+        if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).is_err() {
+            return;
+        }
+    }
+}
+
+struct Node {
+    client: Client,
+    home: Home,
+    folder: tempfile::TempDir,
+}
+
+impl Node {
+    async fn start(repository: StoreConfig, read_ms: u64, fill: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::new(folder.path().join("home"), folder.path().join("run"));
+        fs::create_dir_all(home.layers()).unwrap();
+        fs::create_dir_all(home.runtime()).unwrap();
+        let cache = CacheSettings { folder: folder.path().join("cache"), capacity: 64 * MIB, reserve: 0 };
+        let remotes = Remotes { repository, registries: Default::default(), cache, read_ms, fill };
+        fs::write(home.blockd_remotes(), serde_json::to_vec(&remotes).unwrap()).unwrap();
+        let client = launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd"))).await.unwrap();
+        Self { client, home, folder }
+    }
+
+    /// Notes that a layer is elsewhere.
+    fn remote(&self, size: u64, digest: &str) -> PathBuf {
+        let place = Place::Repository { key: "blobs/it".to_owned() };
+        let location = Location { place, size, digest: format!("sha256:{digest}") };
+        let layer = self.home.layers().join("layer");
+        fs::write(self.home.layers().join("layer.remote"), serde_json::to_vec(&location).unwrap()).unwrap();
+        layer
+    }
+
+    async fn disk(&self, name: &str, layers: Vec<PathBuf>) -> Result<File, ExportError> {
+        let upper = Some(self.folder.path().join(name));
+        let path = self.client.open_disk(DiskExport { name: name.into(), size: SIZE, layers, upper }).await?;
+        Ok(File::options().read(true).write(true).open(path).unwrap())
+    }
+
+    fn kept(&self) -> u64 {
+        fs::metadata(self.folder.path().join("cache/blocks")).map_or(0, |file| file.len())
+    }
+
+    async fn kill(&self) {
+        let pid = self.client.pid().await.unwrap();
+        kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
+        until("blockd is started again", || async { self.client.pid().await.is_ok_and(|now| now != pid) })
+            .await;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.client = Client::new(self.home.blockd_socket());
+        let pid = fs::read_to_string(self.home.runtime().join("blockd.pid")).unwrap_or_default();
+        if let Ok(pid) = pid.trim().parse() {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        let _ = umount2(&self.home.exports(), MntFlags::MNT_DETACH);
+    }
+}
+
+async fn until<F: Future<Output = bool>>(what: &str, mut happened: impl FnMut() -> F) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !happened().await {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn content() -> Vec<u8> {
+    (0..SIZE / 8).flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()).collect()
+}
+
+fn layer(content: &[u8]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer");
+    let mut writer = LayerWriter::create(&path, SIZE).unwrap();
+    for (number, part) in content.chunks(MIB as usize).enumerate() {
+        writer.append(number as u64 * MIB, part).unwrap();
+    }
+    writer.finish().unwrap();
+    fs::read(path).unwrap()
+}
+
+fn read(file: &File, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    let mut buf = vec![0; len];
+    file.read_exact_at(&mut buf, offset).map(|()| buf)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
+    let content = content();
+    let bytes = layer(&content);
+    let store = Store::start(bytes.clone());
+    let node = Node::start(store.config(), 20_000, false).await;
+    let layer = node.remote(bytes.len() as u64, &"0".repeat(64));
+    let disk = node.disk("one", vec![layer.clone()]).await.unwrap();
+    let at = 10 * MIB;
+    assert!(read(&disk, at, 5000).unwrap() == content[at as usize..][..5000]);
+    disk.write_all_at(&[7; 4096], at).unwrap();
+    disk.sync_data().unwrap();
+    assert!(read(&disk, at, 4096).unwrap() == [7; 4096]);
+    let sent = store.sent.load(Ordering::SeqCst);
+    assert!(sent < SIZE / 2, "{sent} of {SIZE} bytes were fetched for a few");
+    assert!(node.kept() > 0);
+    // A memory image of the same layer needs nothing new.
+    let memory = MemoryExport { holder: "m".into(), size: SIZE, layers: vec![layer] };
+    let memory = File::open(node.client.open_memory(memory).await.unwrap()).unwrap();
+    assert!(read(&memory, at, 4096).unwrap() == content[at as usize..][..4096]);
+    drop((disk, memory));
+
+    // Without its place: what was read is still there, also after blockd was started again.
+    store.silent.store(true, Ordering::SeqCst);
+    node.kill().await;
+    let path = node.home.exports().join("one.disk");
+    until("the disk is shown again", || async { path.exists() }).await;
+    let disk = File::open(&path).unwrap();
+    assert!(read(&disk, at, 4096).unwrap() == [7; 4096]);
+    assert!(read(&disk, at + 4096, 900).unwrap() == content[at as usize + 4096..][..900]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_stays_away_fails_reads_in_time_and_holds_up_no_others() {
+    let content = content();
+    let bytes = layer(&content);
+    let store = Store::start(bytes.clone());
+    let node = Node::start(store.config(), 8000, false).await;
+    let layer = node.remote(bytes.len() as u64, &"1".repeat(64));
+    let remote = Arc::new(node.disk("remote", vec![layer]).await.unwrap());
+    let local = node.disk("local", vec![]).await.unwrap();
+    local.write_all_at(&[5; 8192], 0).unwrap();
+    store.silent.store(true, Ordering::SeqCst);
+    // More than blockd has workers.
+    let reads: Vec<_> = (0..40)
+        .map(|number| {
+            let remote = Arc::clone(&remote);
+            thread::spawn(move || read(&remote, number * MIB / 2, 4096))
+        })
+        .collect();
+    for number in 0..200 {
+        local.write_all_at(&[6; 4096], 4096 * number).unwrap();
+        local.sync_data().unwrap();
+    }
+    assert!(reads.iter().any(|read| !read.is_finished()), "others had to wait for reads that wait");
+    let outcomes: Vec<_> = reads.into_iter().map(|read| read.join().unwrap()).collect();
+    let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+    assert!(failed > 30, "{failed} of {} reads failed", outcomes.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rest_is_fetched_in_the_background_and_wrong_bytes_are_not_kept() {
+    use sha2::Digest;
+    let content = content();
+    let bytes = layer(&content);
+    let right = hex::encode(sha2::Sha256::digest(&bytes));
+    for (digest, whole) in [(right, true), ("2".repeat(64), false)] {
+        let store = Store::start(bytes.clone());
+        let node = Node::start(store.config(), 20_000, true).await;
+        let layer = node.remote(bytes.len() as u64, &digest);
+        let _disk = node.disk("one", vec![layer]).await.unwrap();
+        let log = node.home.path().join("logs/blockd.log");
+        let said = if whole { "a layer is here whole" } else { "they are forgotten" };
+        until(said, || async { fs::read_to_string(&log).is_ok_and(|log| log.contains(said)) }).await;
+        assert!(store.sent.load(Ordering::SeqCst) >= bytes.len() as u64);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_is_nowhere_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(StoreConfig::Folder(folder.path().to_owned()), 5000, false).await;
+    let layer = node.home.layers().join("layer");
+    assert!(matches!(node.disk("one", vec![layer]).await, Err(ExportError::Layer { .. })));
+    let layer = node.remote(100_000, &"3".repeat(64));
+    assert!(matches!(node.disk("one", vec![layer.clone()]).await, Err(ExportError::Layer { .. })));
+    fs::write(node.home.layers().join("layer.remote"), "{}").unwrap();
+    assert!(matches!(node.disk("one", vec![layer]).await, Err(ExportError::Layer { .. })));
+}

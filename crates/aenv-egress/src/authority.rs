@@ -1,0 +1,222 @@
+//! The node's own certificate authority: what guests with header rules trust, so that the gate can speak for the hosts of those
+//! rules.
+//!
+//! The key never leaves the node. A guest is given the certificate only while its policy has header rules.
+
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use parking_lot::Mutex;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SerialNumber,
+};
+use thiserror::Error;
+use time::OffsetDateTime;
+use tokio_rustls::rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+};
+
+use crate::HostName;
+
+const KEY_FILE: &str = "egress-ca.key";
+const CERTIFICATE_FILE: &str = "egress-ca.crt";
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const CA_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
+const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Hosts whose certificates are kept.
+const MAX_LEAVES: usize = 1024;
+
+/// Why there is no authority.
+#[derive(Debug, Error)]
+pub enum AuthorityError {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The key cannot be used.
+    #[error(
+        "the egress CA cannot be used ({0}); remove secrets/{KEY_FILE} and secrets/{CERTIFICATE_FILE} to have a new one made"
+    )]
+    Unusable(String),
+}
+
+/// A certificate authority, and certificates that it has made.
+pub struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+    leaf_key: KeyPair,
+    leaves: Mutex<HashMap<HostName, (Instant, Arc<ServerConfig>)>>,
+}
+
+impl Authority {
+    /// The authority whose files are in this folder; makes it if there is none.
+    pub fn open(folder: &Path) -> Result<Self, AuthorityError> {
+        let (key_file, certificate_file) = (folder.join(KEY_FILE), folder.join(CERTIFICATE_FILE));
+        let (key, certificate) = match read(&key_file)? {
+            Some(pem) => (KeyPair::from_pem(&pem).map_err(unusable)?, read(&certificate_file)?),
+            None => {
+                let key = KeyPair::generate().map_err(unusable)?;
+                let written = aenv_durable::write_private(&key_file, key.serialize_pem().as_bytes());
+                written.map_err(|source| AuthorityError::File { path: key_file, source })?;
+                // Whatever certificate lies there is another key's.
+                (key, None)
+            }
+        };
+        let params = ca_params();
+        let pem = match certificate {
+            Some(pem) => pem,
+            None => {
+                let pem = params.self_signed(&key).map_err(unusable)?.pem();
+                let written = aenv_durable::write_private(&certificate_file, pem.as_bytes());
+                written.map_err(|source| AuthorityError::File { path: certificate_file, source })?;
+                pem
+            }
+        };
+        let leaf_key = KeyPair::generate().map_err(unusable)?;
+        Ok(Self { pem, issuer: Issuer::new(params, key), leaf_key, leaves: Mutex::default() })
+    }
+
+    /// Its certificate, PEM.
+    pub fn certificate(&self) -> &str {
+        &self.pem
+    }
+
+    /// What the gate needs to speak for a host.
+    pub(crate) fn server_config(&self, host: &HostName) -> Result<Arc<ServerConfig>, AuthorityError> {
+        let mut leaves = self.leaves.lock();
+        if let Some((made, config)) = leaves.get(host)
+            && made.elapsed() < DAY
+        {
+            return Ok(Arc::clone(config));
+        }
+        if leaves.len() >= MAX_LEAVES {
+            leaves.clear();
+        }
+        let config = Arc::new(self.issue(host)?);
+        leaves.insert(host.clone(), (Instant::now(), Arc::clone(&config)));
+        Ok(config)
+    }
+
+    fn issue(&self, host: &HostName) -> Result<ServerConfig, AuthorityError> {
+        let mut params = CertificateParams::new(vec![host.as_str().to_owned()]).map_err(unusable)?;
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        // A common name has 64 characters at most; clients look at the alternative names only.
+        params.distinguished_name.push(DnType::CommonName, "AgentENV egress");
+        params.not_before = OffsetDateTime::from(SystemTime::now() - DAY);
+        params.not_after = OffsetDateTime::from(SystemTime::now() + LEAF_LIFE);
+        params.serial_number = Some(SerialNumber::from_slice(&serial()));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let leaf = params.signed_by(&self.leaf_key, &self.issuer).map_err(unusable)?;
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.leaf_key.serialize_der()));
+        let chain: Vec<CertificateDer<'static>> = vec![leaf.der().clone()];
+        let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+            .map_err(unusable)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+fn ca_params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "AgentENV egress CA");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_before = OffsetDateTime::from(SystemTime::now() - DAY);
+    params.not_after = OffsetDateTime::from(SystemTime::now() + CA_LIFE);
+    params
+}
+
+/// A positive number of 16 bytes.
+fn serial() -> [u8; 16] {
+    let mut serial: [u8; 16] = rand::random();
+    serial[0] = (serial[0] & 0x7f) | 0x40;
+    serial
+}
+
+fn read(path: &Path) -> Result<Option<String>, AuthorityError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(AuthorityError::File { path: path.to_owned(), source }),
+    }
+}
+
+fn unusable(error: impl std::fmt::Display) -> AuthorityError {
+    AuthorityError::Unusable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use tokio_rustls::rustls::{
+        ClientConfig, ClientConnection, RootCertStore, ServerConnection, pki_types::pem::PemObject,
+    };
+
+    use super::*;
+
+    /// Whether a client that trusts `pem` accepts what the authority says for `host`.
+    fn is_accepted(pem: &str, authority: &Authority, host: &str, asked: &'static str) -> bool {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut client = ClientConnection::new(Arc::new(config), asked.try_into().unwrap()).unwrap();
+        let mut server =
+            ServerConnection::new(authority.server_config(&host.parse().unwrap()).unwrap()).unwrap();
+        for _ in 0..4 {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            bytes.clear();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut bytes.as_slice()).unwrap();
+            if client.process_new_packets().is_err() {
+                return false;
+            }
+        }
+        !client.is_handshaking()
+    }
+
+    #[test]
+    fn it_is_the_same_after_a_restart_and_speaks_for_one_host_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let pem = Authority::open(folder.path()).unwrap().certificate().to_owned();
+        let again = Authority::open(folder.path()).unwrap();
+        assert_eq!(again.certificate(), pem);
+        assert!(is_accepted(&pem, &again, "api.example.com", "api.example.com"));
+        assert!(!is_accepted(&pem, &again, "api.example.com", "www.example.com"));
+        let other = Authority::open(tempfile::tempdir().unwrap().path()).unwrap();
+        assert!(!is_accepted(other.certificate(), &again, "api.example.com", "api.example.com"));
+        let mode = std::fs::metadata(folder.path().join(KEY_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn damage_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(KEY_FILE), "no key").unwrap();
+        assert!(matches!(Authority::open(folder.path()), Err(AuthorityError::Unusable(_))));
+    }
+}

@@ -1,0 +1,110 @@
+//! What a pull takes and gives.
+
+use std::fmt;
+
+use aenv_types::{Digest, GuestContext, LayerRef};
+
+/// An image, ready to boot.
+#[derive(Clone, Debug)]
+pub struct PulledImage {
+    /// The reference, normalized.
+    pub reference: String,
+    /// Digest of its manifest.
+    pub manifest: Digest,
+    /// Sealed layers of an ext4 root disk, base first, in `<home>/layers`.
+    pub layers: Vec<LayerRef>,
+    /// Size of the disk's filesystem in bytes. A larger disk is grown by the guest's init (`resize2fs` online).
+    pub disk_size: u64,
+    /// Env, user, workdir, ports and labels of the image's config; start command from entrypoint and cmd.
+    pub guest: GuestContext,
+}
+
+/// What a pull is doing, for progress bars and build logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PullProgress {
+    /// The manifest was read: so many layers, so many compressed bytes in all.
+    Resolved {
+        /// Layers.
+        layers: usize,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// A layer was found ready from an earlier pull.
+    Reused {
+        /// Its number, from 0.
+        index: usize,
+    },
+    /// A layer is being applied.
+    Applying {
+        /// Its number, from 0.
+        index: usize,
+        /// Compressed bytes read so far.
+        done: u64,
+        /// Compressed bytes in all.
+        total: u64,
+    },
+    /// A layer is sealed.
+    Sealed {
+        /// Its number, from 0.
+        index: usize,
+    },
+}
+
+/// Registry credentials of one pull.
+#[derive(Clone)]
+pub struct RegistryAuth {
+    /// User.
+    pub username: String,
+    /// Password or token.
+    pub password: aenv_types::Token,
+}
+
+/// Limits against hostile layers.
+#[derive(Clone, Debug)]
+pub struct ImageLimits {
+    /// Bytes of one layer, unpacked.
+    pub layer_bytes: u64,
+    /// Entries of one layer.
+    pub layer_entries: u64,
+    /// Layers of one image.
+    pub layers: usize,
+}
+
+impl fmt::Debug for RegistryAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistryAuth").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+impl Default for ImageLimits {
+    fn default() -> Self {
+        Self { layer_bytes: 10 << 30, layer_entries: 600_000, layers: 250 }
+    }
+}
+
+/// How a node pulls images.
+#[derive(Clone, Debug)]
+pub struct ImageSettings {
+    /// Limits against hostile layers.
+    pub limits: ImageLimits,
+    /// Bytes of the filesystem that an image is unpacked into; sparse, a multiple of 4096. Images whose disks differ in size share no layers.
+    pub disk_size: u64,
+    /// Registries at which short names (`debian:12`) are tried, in order.
+    pub search_registries: Vec<String>,
+    /// Registries that may be used; empty allows all.
+    pub allowed_registries: Vec<String>,
+    /// Docker's `config.json` with credentials; `None` takes `$DOCKER_CONFIG/config.json` or `~/.docker/config.json`.
+    pub docker_config: Option<std::path::PathBuf>,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        Self {
+            limits: ImageLimits::default(),
+            disk_size: 10 << 30,
+            search_registries: vec!["docker.io".to_owned()],
+            allowed_registries: Vec::new(),
+            docker_config: None,
+        }
+    }
+}

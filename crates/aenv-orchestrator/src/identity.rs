@@ -1,0 +1,74 @@
+//! What makes a launched guest itself: names, tokens, environment, randomness. Sent once after each launch.
+
+use aenv_envd_api::{self as envd, InitRequest};
+use aenv_types::GuestContext;
+use aenv_volume::{Serving, VolumeMount};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rand::{TryRngCore, rngs::OsRng};
+
+use crate::{SandboxError, node::Node, sandbox::Record};
+
+/// Bytes of the host's randomness that a guest is given.
+const ENTROPY: usize = 64;
+
+/// Where images keep the bundle of CAs that they trust; programs that have one of their own are pointed to it.
+const CA_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// What Python's requests, Python's ssl and curl, and Node.js read.
+const CA_VARIABLES: [&str; 3] = ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"];
+
+/// The body of `/init` for the record's present generation, but for the time, which the client sets when it sends it.
+pub(crate) fn init_request(
+    node: &Node,
+    record: &Record,
+    guest: &GuestContext,
+) -> Result<InitRequest, SandboxError> {
+    let mut entropy = [0; ENTROPY];
+    OsRng
+        .try_fill_bytes(&mut entropy)
+        .map_err(|error| SandboxError::internal("the host has no randomness", error))?;
+    let mut env_vars = guest.env.clone();
+    env_vars.extend(record.env.clone());
+    env_vars.insert("E2B_SANDBOX".into(), "true".into());
+    env_vars.insert("E2B_SANDBOX_ID".into(), record.id.to_string());
+    env_vars.insert("E2B_TEMPLATE_ID".into(), record.template.to_string());
+    let own = record.egress.dns_servers.as_slice();
+    let dns = if own.is_empty() { &node.resolvers } else { own };
+    let ca_bundle = (!record.egress.rules.is_empty()).then(|| node.network.ca_bundle()).flatten();
+    if ca_bundle.is_some() {
+        for name in CA_VARIABLES {
+            env_vars.entry(name.to_owned()).or_insert_with(|| CA_BUNDLE.to_owned());
+        }
+    }
+    Ok(InitRequest {
+        env_vars,
+        access_token: record.envd_token.as_ref().map(|token| token.expose().to_owned()),
+        timestamp: None,
+        default_user: text(&guest.user),
+        default_workdir: text(&guest.workdir),
+        hostname: Some(record.id.to_string()),
+        machine_id: Some(record.machine_id.clone()),
+        entropy: Some(BASE64_STANDARD.encode(entropy)),
+        dns_servers: (!dns.is_empty()).then(|| dns.iter().map(ToString::to_string).collect()),
+        ca_bundle: ca_bundle.map(str::to_owned),
+        volume_mounts: record.volumes.iter().map(mount).collect(),
+        lifecycle_id: Some(record.lifecycle_id.clone()),
+    })
+}
+
+/// How a guest mounts one of its volumes: for good (`hard`: it waits for a server that is away), without a lock manager, and with
+/// caches that are short enough to see what others write.
+fn mount(volume: &VolumeMount) -> envd::VolumeMount {
+    let (gateway, port) = (aenv_net::guest::GATEWAY, aenv_volume::PORT);
+    envd::VolumeMount {
+        source: format!("{gateway}:{}", Serving::export(&volume.volume)),
+        path: volume.path.to_string(),
+        options: format!(
+            "vers=3,proto=tcp,port={port},mountproto=tcp,mountport={port},mountvers=3,addr={gateway},mountaddr={gateway},\
+             sec=sys,nolock,hard,timeo=100,retrans=3,actimeo=1,lookupcache=positive"
+        ),
+    }
+}
+
+fn text(value: &str) -> Option<String> {
+    (!value.is_empty()).then(|| value.to_owned())
+}

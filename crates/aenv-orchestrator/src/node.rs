@@ -1,0 +1,140 @@
+//! What all actors of a node share.
+
+use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc};
+
+use aenv_blockd::Exports;
+use aenv_net::Network;
+use aenv_types::{EngineStamp, Home, SandboxId, TeamId};
+use aenv_vmm::Engine;
+use aenv_volume::Volumes;
+use parking_lot::RwLock;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    CacheListing, HomeLock, SandboxError, Settings,
+    admission::Admission,
+    checkpoints::Checkpoints,
+    crash::CrashPoints,
+    expiries::Expiries,
+    journal::Journal,
+    sandbox::{Cell, Record},
+    seams::Seams,
+};
+
+/// A node.
+pub(crate) struct Node {
+    pub home: Home,
+    pub exports: Arc<dyn Exports>,
+    pub network: Arc<dyn Network>,
+    pub engine: Arc<dyn Engine>,
+    pub kernel: PathBuf,
+    pub initramfs: PathBuf,
+    pub volumes: Volumes,
+    pub settings: Settings,
+    /// Of checkpoints of sandboxes that were booted here.
+    pub stamp: EngineStamp,
+    /// Of guests whose rules name none.
+    pub resolvers: Vec<IpAddr>,
+    pub seams: Seams,
+    pub caches: Vec<CacheListing>,
+    pub journal: Journal,
+    pub checkpoints: Checkpoints,
+    pub admission: Arc<Admission>,
+    /// Turns of sandboxes whose deadline has passed.
+    pub expiries: Semaphore,
+    /// What was done to them.
+    pub expired: Expiries,
+    pub crash: CrashPoints,
+    pub registry: Registry,
+    /// Takes no new work.
+    pub closing: CancellationToken,
+    /// Actors and launches of children.
+    pub tasks: TaskTracker,
+    /// Tells the collector that something may have become garbage.
+    pub garbage: Notify,
+    /// Held as long as the node lives.
+    pub _lock: HomeLock,
+}
+
+impl Node {
+    /// Refuses new work when the disk is nearly full.
+    pub(crate) fn disk_room(&self) -> Result<(), SandboxError> {
+        let path = self.home.path();
+        let free = self.disk_free().map_err(|error| {
+            SandboxError::internal(
+                "the host's disk cannot be looked at",
+                format!("{}: {error}", path.display()),
+            )
+        })?;
+        if free < self.settings.disk_reserve_bytes {
+            // Caches give way before the next one asks.
+            self.garbage.notify_one();
+            return Err(SandboxError::DiskFull(format!(
+                "{} MiB are free on the filesystem of {} and {} MiB are kept in reserve; remove sandboxes or templates",
+                free >> 20,
+                path.display(),
+                self.settings.disk_reserve_bytes >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    /// Turns an error into `DiskFull` when the disk has no room left: that is what the user can do something about.
+    pub(crate) fn explain(&self, error: SandboxError) -> SandboxError {
+        const NOTHING: u64 = 16 << 20;
+        match (self.disk_free(), &error) {
+            (Ok(free), SandboxError::Internal { detail, .. }) if free < NOTHING => {
+                tracing::error!(%detail, "a step failed on a full disk");
+                SandboxError::DiskFull(format!(
+                    "no room is left on the filesystem of {}",
+                    self.home.path().display()
+                ))
+            }
+            _ => error,
+        }
+    }
+
+    /// Free bytes on the home's filesystem.
+    pub(crate) fn disk_free(&self) -> nix::Result<u64> {
+        let found = nix::sys::statvfs::statvfs(self.home.path())?;
+        Ok(found.blocks_available().saturating_mul(found.fragment_size()))
+    }
+}
+
+/// The sandboxes of a node, by id.
+#[derive(Default)]
+pub(crate) struct Registry {
+    cells: RwLock<HashMap<SandboxId, Arc<Cell>>>,
+}
+
+impl Registry {
+    pub(crate) fn insert(&self, cell: Arc<Cell>) {
+        self.cells.write().insert(cell.id.clone(), cell);
+    }
+
+    pub(crate) fn remove(&self, id: &SandboxId) {
+        self.cells.write().remove(id);
+    }
+
+    /// A sandbox of a team.
+    pub(crate) fn of_team(&self, team: &TeamId, id: &SandboxId) -> Result<Arc<Cell>, SandboxError> {
+        let found = self.cells.read().get(id).filter(|cell| cell.team == *team).cloned();
+        found.ok_or_else(|| SandboxError::NotFound(id.clone()))
+    }
+
+    /// A sandbox of whichever team.
+    pub(crate) fn any(&self, id: &SandboxId) -> Result<Arc<Cell>, SandboxError> {
+        self.cells.read().get(id).cloned().ok_or_else(|| SandboxError::NotFound(id.clone()))
+    }
+
+    /// All.
+    pub(crate) fn all(&self) -> Vec<Arc<Cell>> {
+        self.cells.read().values().cloned().collect()
+    }
+
+    /// The records of all, as they were published last.
+    pub(crate) fn records(&self) -> Vec<Arc<Record>> {
+        self.all().iter().map(|cell| Arc::clone(&cell.now().record)).collect()
+    }
+}

@@ -1,0 +1,273 @@
+//! The actor: one task that owns a sandbox and does one thing at a time.
+
+use std::{
+    sync::{Arc, atomic::AtomicU32},
+    time::Duration,
+};
+
+use aenv_types::Checkpoint;
+use chrono::{DateTime, Utc};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Cell, Command, Phase, Record, Reply, Stage,
+    cell::{Published, QUEUE},
+};
+use crate::{
+    CreateRequest, Route, SandboxError, SandboxState, SandboxView,
+    admission::Permit,
+    checkpoints::Pin,
+    deadline::Deadline,
+    journal::{Change, Survives},
+    launch::{self, Generation, Start},
+    node::Node,
+};
+
+/// How long the reason of a failed sandbox is kept.
+const FAILED_FOR: Duration = Duration::from_secs(600);
+
+/// The owner of a sandbox.
+pub(super) struct Actor {
+    pub(super) node: Arc<Node>,
+    pub(super) cell: Arc<Cell>,
+    pub(super) record: Record,
+    pub(super) stage: Stage,
+    pub(super) generation: Option<Generation>,
+    pub(super) deadline: Deadline,
+    state: watch::Sender<Published>,
+    commands: mpsc::Receiver<Command>,
+}
+
+/// What comes next.
+enum Event {
+    Close,
+    Kill,
+    Exited(String),
+    Command(Command),
+    Expired,
+}
+
+/// A sandbox that was found alive or paused at start.
+pub(crate) struct Adopted {
+    pub record: Record,
+    pub stage: Stage,
+    pub generation: Option<Generation>,
+}
+
+/// Starts the actor of a new sandbox; the answer comes when its guest has answered.
+pub(crate) fn spawn_new(
+    node: &Arc<Node>,
+    request: CreateRequest,
+    permit: Permit,
+    pin: Pin,
+) -> oneshot::Receiver<Result<SandboxView, SandboxError>> {
+    let (reply, answer) = oneshot::channel();
+    let record = Record::new(&request);
+    let actor = Actor::new(node, Adopted { record, stage: Stage::Creating, generation: None });
+    let checkpoint = request.checkpoint;
+    node.tasks.spawn(async move {
+        let actor = actor.create(&checkpoint, permit, reply).await;
+        drop(pin);
+        if let Some(actor) = actor {
+            actor.run().await;
+        }
+    });
+    answer
+}
+
+/// Starts the actor of a sandbox that outlived the server.
+pub(crate) fn restore(node: &Arc<Node>, adopted: Adopted) {
+    let actor = Actor::new(node, adopted);
+    node.tasks.spawn(actor.run());
+}
+
+impl Actor {
+    fn new(node: &Arc<Node>, adopted: Adopted) -> Box<Self> {
+        let Adopted { record, stage, generation } = adopted;
+        let route = generation.as_ref().map(|generation| route(&record, generation));
+        let published = Published { stage: stage.clone(), record: Arc::new(record.clone()), route };
+        let (state, watched) = watch::channel(published);
+        let (sender, commands) = mpsc::channel(QUEUE);
+        let cell = Arc::new(Cell {
+            id: record.id.clone(),
+            team: record.team.clone(),
+            kill: CancellationToken::new(),
+            wake: tokio::sync::Mutex::default(),
+            samples: parking_lot::Mutex::default(),
+            misses: AtomicU32::new(0),
+            commands: sender,
+            state: watched,
+        });
+        node.registry.insert(Arc::clone(&cell));
+        Box::new(Self {
+            node: Arc::clone(node),
+            cell,
+            record,
+            stage,
+            generation,
+            deadline: Deadline::default(),
+            state,
+            commands,
+        })
+    }
+
+    /// The first launch. `None` when it did not succeed: nothing is left then.
+    async fn create(
+        mut self: Box<Self>,
+        checkpoint: &Checkpoint,
+        permit: Permit,
+        reply: Reply<SandboxView>,
+    ) -> Option<Box<Self>> {
+        match self.try_create(checkpoint, permit).await {
+            Ok(()) => {
+                tracing::info!(sandbox = %self.record.id, timings = ?self.record.timings, "created");
+                self.node.crash.pass("create.published").await;
+                let _ = reply.send(Ok(self.record.view(SandboxState::Running)));
+                Some(self)
+            }
+            Err(error) => {
+                tracing::warn!(sandbox = %self.record.id, ?error, "could not be created");
+                self.vanish().await;
+                let _ = reply.send(Err(error));
+                None
+            }
+        }
+    }
+
+    async fn try_create(&mut self, checkpoint: &Checkpoint, permit: Permit) -> Result<(), SandboxError> {
+        self.node.journal.put(&self.record, Survives::Crash).await?;
+        self.node.crash.pass("create.noted").await;
+        self.launch(checkpoint, Start::of(checkpoint), permit, self.record.timeout).await
+    }
+
+    /// Launches the next generation and becomes Running. If it fails, the record is as it was; the caller
+    /// decides what the sandbox is then, and writes that into the journal.
+    pub(super) async fn launch(
+        &mut self,
+        checkpoint: &Checkpoint,
+        start: Start,
+        permit: Permit,
+        timeout: Duration,
+    ) -> Result<(), SandboxError> {
+        let order =
+            launch::Order { record: &self.record, checkpoint, start, timeout, permit, stop: &self.cell.kill };
+        let (record, generation) = Box::pin(launch::launch(&self.node, order)).await?;
+        self.record = record;
+        self.generation = Some(generation);
+        self.deadline.clear();
+        self.cell.misses.store(0, std::sync::atomic::Ordering::Relaxed);
+        self.enter(Stage::Running);
+        Ok(())
+    }
+
+    /// The loop.
+    async fn run(mut self: Box<Self>) {
+        loop {
+            match self.next().await {
+                Event::Close => return,
+                Event::Kill => return self.kill().await,
+                Event::Exited(reason) => self.vmm_ended(reason).await,
+                Event::Expired => self.expire().await,
+                Event::Command(command) => self.handle(command).await,
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Event {
+        let Self { node, cell, record, generation, deadline, stage, commands, .. } = self;
+        let exited = async {
+            match generation {
+                Some(generation) => generation.vm.exited().await,
+                None => std::future::pending().await,
+            }
+        };
+        let expired = async {
+            match stage {
+                Stage::Running => deadline.passed(record.end_at).await,
+                Stage::Failed(_) => tokio::time::sleep(FAILED_FOR).await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cell.kill.cancelled() => Event::Kill,
+            () = node.closing.cancelled() => Event::Close,
+            reason = exited => Event::Exited(reason),
+            Some(command) = commands.recv() => Event::Command(command),
+            () = expired => Event::Expired,
+        }
+    }
+
+    async fn handle(&mut self, command: Command) {
+        // A caller that has gone away meanwhile changes nothing: the answer is dropped, the work is done.
+        match command {
+            Command::Pause { mode, reply } => drop(reply.send(self.pause(mode).await)),
+            Command::Resume { timeout, mode, reply } => drop(reply.send(self.resume(timeout, mode).await)),
+            Command::SetTimeout { timeout, reply } => drop(reply.send(self.set_timeout(timeout).await)),
+            Command::SetNetwork { change, reply } => drop(reply.send(self.set_network(*change).await)),
+            Command::Capture { mode, reply } => drop(reply.send(self.snapshot(mode).await)),
+            Command::Fork { places, timeout, reply } => self.fork(places, timeout, reply).await,
+            Command::Rollback { checkpoint, reply } => drop(reply.send(self.rollback(&checkpoint).await)),
+        }
+    }
+
+    /// Shows a state to everybody.
+    pub(super) fn enter(&mut self, stage: Stage) {
+        debug_assert!(self.stage.may_become(&stage), "{:?} does not lead to {stage:?}", self.stage);
+        tracing::debug!(sandbox = %self.record.id, from = ?self.stage, to = ?stage, "state");
+        self.stage = stage;
+        self.publish();
+    }
+
+    /// Shows the record as it is now.
+    pub(super) fn publish(&self) {
+        let route = self.generation.as_ref().map(|generation| route(&self.record, generation));
+        let record = Arc::new(self.record.clone());
+        self.state.send_replace(Published { stage: self.stage.clone(), record, route });
+    }
+
+    /// Writes a phase into the journal. The record changes only if that worked.
+    pub(super) async fn note(&mut self, phase: Phase, survives: Survives) -> Result<(), SandboxError> {
+        let record = Record { phase, ..self.record.clone() };
+        self.node.journal.commit(vec![Change::Put(Box::new(record.clone()))], survives).await?;
+        self.record = record;
+        Ok(())
+    }
+
+    /// The answer to a request that needs a running sandbox.
+    pub(super) fn running(&self) -> Result<(), SandboxError> {
+        match &self.stage {
+            Stage::Running => Ok(()),
+            Stage::Paused => Err(SandboxError::Paused(self.record.id.clone())),
+            other => Err(self.unfit(other)),
+        }
+    }
+
+    /// The answer to a request in a state that it does not fit.
+    pub(super) fn unfit(&self, stage: &Stage) -> SandboxError {
+        let id = self.record.id.clone();
+        match stage {
+            Stage::Failed(reason) => SandboxError::Failed { id, reason: reason.clone() },
+            Stage::Running => SandboxError::Running(id),
+            _ => SandboxError::Deleted(id),
+        }
+    }
+
+    /// The deadline of the running sandbox.
+    pub(super) fn end_at(&self) -> DateTime<Utc> {
+        self.record.end_at
+    }
+}
+
+fn route(record: &Record, generation: &Generation) -> Route {
+    let dial: Arc<dyn aenv_types::Dial> = Arc::clone(&generation.slot) as _;
+    Route {
+        id: record.id.clone(),
+        team: record.team.clone(),
+        dial,
+        ended: generation.ended.clone(),
+        envd_token: record.envd_token.clone(),
+        proxy: record.proxy.clone(),
+    }
+}

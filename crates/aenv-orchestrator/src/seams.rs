@@ -1,0 +1,80 @@
+//! Two seams to the guest: its agent and its memory. Production has one implementation of each; tests have another.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use aenv_envd_api::InitRequest;
+use aenv_types::{Dial, Token};
+use aenv_vmm::RamMapping;
+use async_trait::async_trait;
+
+use crate::{MetricSample, capture::After};
+
+/// Why the guest agent did not do it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AgentError {
+    /// Nothing listened, or no answer came in time.
+    Silent(String),
+    /// It answered, and said no.
+    Refused(String),
+}
+
+/// envd in a guest.
+#[async_trait]
+pub(crate) trait GuestAgent: Send + Sync {
+    /// Sends `/init` until it is answered, with the time of the sending; fails when `bound` has passed or envd refuses.
+    async fn init(
+        &self,
+        dial: Arc<dyn Dial>,
+        request: &InitRequest,
+        bound: Duration,
+    ) -> Result<(), AgentError>;
+
+    /// Writes the guest's page cache to its disks.
+    async fn sync(
+        &self,
+        dial: Arc<dyn Dial>,
+        token: Option<&Token>,
+        bound: Duration,
+    ) -> Result<(), AgentError>;
+
+    /// What the guest uses now.
+    async fn metrics(
+        &self,
+        dial: Arc<dyn Dial>,
+        token: Option<&Token>,
+        bound: Duration,
+    ) -> Result<MetricSample, AgentError>;
+}
+
+/// Memory of running guests, and stacks of layers.
+#[async_trait]
+pub(crate) trait Images: Send + Sync {
+    /// Takes what changed since the launch, with the vCPUs stopped; the layer will be at `target`. If the guest is to go on, it
+    /// may do so as soon as this returns.
+    async fn take(
+        &self,
+        ram: RamMapping,
+        target: PathBuf,
+        after: After,
+    ) -> Result<Box<dyn TakenMemory>, String>;
+
+    /// Merges adjacent layers of a stack, base first, into one at `target`, durable; returns its size.
+    async fn merge(&self, layers: Vec<PathBuf>, target: PathBuf) -> Result<u64, String>;
+
+    /// Gives memory that was kept for the next capture back, if there was none for a while.
+    fn trim(&self) {}
+}
+
+/// Changed pages that were taken.
+#[async_trait]
+pub(crate) trait TakenMemory: Send {
+    /// Makes the layer durable; returns its size.
+    async fn write(self: Box<Self>) -> Result<u64, String>;
+}
+
+/// Both.
+#[derive(Clone)]
+pub(crate) struct Seams {
+    pub agent: Arc<dyn GuestAgent>,
+    pub images: Arc<dyn Images>,
+}

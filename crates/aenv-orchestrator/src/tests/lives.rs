@@ -1,0 +1,410 @@
+//! A node that lives several times over one world, and what each verb does.
+
+use std::{sync::Arc, time::Duration};
+
+use aenv_types::{
+    CacheRecord, Checkpoint, CheckpointId, DiskImage, EgressPolicy, GuestContext, Home, LayerName, LayerRef,
+    Lineage, MachineShape, Origin, SandboxId, TeamId, TemplateId, checkpoint::CHECKPOINT_FORMAT,
+};
+
+use super::world::{In, World};
+use crate::{
+    CreateRequest, Expiry, HomeLock, Lifecycle, OnTimeout, Orchestrator, Parts, PauseMode, ProxyOptions,
+    SandboxError, SandboxState, Settings, StartError, Timeout, Wake,
+    crash::{CrashPoints, HangPoint},
+    seams::Seams,
+};
+
+/// Folders and a world that outlive servers.
+pub(super) struct Scene {
+    pub folder: tempfile::TempDir,
+    pub world: Arc<World>,
+    pub template: Arc<Checkpoint>,
+}
+
+pub(super) const LONG: Duration = Duration::from_secs(3600);
+pub(super) const SHAPE: MachineShape = MachineShape { vcpus: 1, memory_mib: 128, disk_mib: 64 };
+
+impl Scene {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let home = home(folder.path());
+        home.create().unwrap();
+        // The base of the template is named by digest: it is not the node's own.
+        let base = LayerName::Digest(aenv_types::Digest::of(b"base"));
+        std::fs::write(home.layer(&base), "7").unwrap();
+        let disk = DiskImage {
+            drive: "root".into(),
+            size: SHAPE.disk_bytes(),
+            layers: vec![LayerRef { name: base, size: 1 }],
+        };
+        let template = Checkpoint {
+            format: CHECKPOINT_FORMAT,
+            id: CheckpointId::random(),
+            created_at: chrono::Utc::now(),
+            shape: SHAPE,
+            engine: None,
+            vm_state: None,
+            memory: None,
+            disks: vec![disk],
+            guest: GuestContext::default(),
+            lineage: Lineage {
+                parent: None,
+                origin: Origin::Template { template: TemplateId::random(), build: uuid::Uuid::new_v4() },
+            },
+        };
+        Self { folder, world: Arc::default(), template: Arc::new(template) }
+    }
+
+    pub fn home(&self) -> Home {
+        home(self.folder.path())
+    }
+
+    pub async fn start(&self) -> Result<Orchestrator, StartError> {
+        self.start_to_crash(&Arc::default()).await
+    }
+
+    /// A server that hangs at a point once the test has armed it.
+    pub async fn start_to_crash(&self, point: &Arc<HangPoint>) -> Result<Orchestrator, StartError> {
+        let home = self.home();
+        home.create().map_err(|error| StartError::Part(error.to_string()))?;
+        let lock = HomeLock::take(&home)?;
+        // A new server's network holds no slot yet.
+        self.world.state.lock().slots.values_mut().for_each(|held| *held = false);
+        let all = In(Arc::clone(&self.world));
+        let kept = home.clone();
+        let limits = aenv_volume::Limits { count: 9, quota: 1 << 20, disk_reserve: 0 };
+        let volumes = aenv_volume::Volumes::open(&home, limits);
+        let volumes = volumes.map_err(|error| StartError::Part(error.to_string()))?;
+        let parts = Parts {
+            home,
+            lock,
+            exports: Arc::new(all.clone()),
+            network: Arc::new(all.clone()),
+            engine: Arc::new(all.clone()),
+            kernel: "kernel".into(),
+            initramfs: "initramfs".into(),
+            caches: vec![Arc::new(move || cached(&kept))],
+            modules: None,
+            volumes,
+            settings: Settings {
+                max_running: 8,
+                memory_mib: 128 * 8,
+                auto_resume_min_timeout: Duration::from_secs(300),
+                disk_reserve_bytes: 0,
+                parallel_launches: 4,
+                cache_bytes: 1 << 30,
+                blobs: crate::Blobs::Elsewhere,
+            },
+        };
+        let seams = Seams { agent: Arc::new(all.clone()), images: Arc::new(all) };
+        Orchestrator::start_with(parts, seams, CrashPoints::Hang(Arc::clone(point))).await
+    }
+
+    pub fn request(&self, timeout: Duration) -> CreateRequest {
+        CreateRequest {
+            team: team(),
+            checkpoint: Arc::clone(&self.template),
+            shape: None,
+            template: TemplateId::random(),
+            alias: None,
+            timeout,
+            lifecycle: Lifecycle {
+                on_timeout: OnTimeout::Pause,
+                pause_mode: PauseMode::Full,
+                auto_resume: true,
+            },
+            metadata: [("a".to_owned(), "b".to_owned())].into(),
+            env: [("K".to_owned(), "V".to_owned())].into(),
+            secure: true,
+            egress: EgressPolicy::default(),
+            network: serde_json::Value::Null,
+            allow_internet_access: None,
+            proxy: ProxyOptions::default(),
+            volumes: Vec::new(),
+            hidden: false,
+            limits: crate::TeamLimits::default(),
+        }
+    }
+
+    /// Nothing is there but what these sandboxes need.
+    pub fn assert_clean(&self, running: &[SandboxId]) {
+        let mut alive = self.world.alive();
+        alive.sort();
+        let mut expected = running.to_vec();
+        expected.sort();
+        assert_eq!(alive, expected, "VMMs");
+        let state = self.world.state.lock();
+        assert_eq!(state.disks.len(), running.len(), "disk exports: {:?}", state.disks.keys());
+        assert_eq!(state.memories.len(), running.len(), "memory exports: {:?}", state.memories.keys());
+        assert_eq!(state.slots.len(), running.len(), "slots");
+        let names = |path| std::fs::read_dir(path).unwrap().count();
+        assert_eq!(names(self.home().runtime().join("sandboxes")), running.len(), "runtime folders");
+        assert_eq!(names(self.home().staging()), 0, "staging");
+    }
+
+    /// Local layers and vm states on disk.
+    pub fn local_layers(&self) -> usize {
+        let entries = std::fs::read_dir(self.home().layers()).unwrap();
+        entries
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("local-"))
+            .count()
+    }
+}
+
+/// A cache whose records are empty files, each with the name of the layer that it keeps.
+fn cached(home: &Home) -> std::io::Result<Vec<CacheRecord>> {
+    let record = |entry: std::fs::DirEntry| {
+        let name = entry.file_name().to_str()?.replacen('-', ":", 1).parse().ok()?;
+        Some(CacheRecord {
+            file: Some(entry.path()),
+            last_used: entry.metadata().ok()?.modified().ok()?,
+            own_bytes: 0,
+            layers: vec![LayerRef { name, size: 1 }],
+        })
+    };
+    Ok(std::fs::read_dir(home.cache())?.flatten().filter_map(record).collect())
+}
+
+fn home(folder: &std::path::Path) -> Home {
+    Home::new(folder.join("home"), folder.join("run"))
+}
+
+pub(super) fn team() -> TeamId {
+    TeamId::default_team()
+}
+
+async fn resume(node: &Orchestrator, id: &SandboxId) -> Result<(crate::SandboxView, bool), SandboxError> {
+    node.resume(&team(), id, Timeout::Set(LONG), PauseMode::Full).await
+}
+
+/// Waits until a level is reached.
+async fn until(mut reached: impl FnMut() -> bool) {
+    let waited = async {
+        while !reached() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waited).await.expect("the level is reached in time");
+}
+
+#[tokio::test]
+async fn a_sandbox_is_created_paused_resumed_and_removed() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let view = node.create(scene.request(LONG)).await.unwrap();
+    let id = view.id;
+    assert_eq!(scene.world.values(&id), Some((0, 7)), "booted from the template's disk");
+    scene.world.write(&id, 42);
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    assert_eq!(node.get(&team(), &id).unwrap().state, SandboxState::Paused);
+    scene.assert_clean(&[]);
+    assert!(matches!(node.pause(&team(), &id, PauseMode::Full).await, Err(SandboxError::Paused(_))));
+    let (again, was_paused) = resume(&node, &id).await.unwrap();
+    assert!(was_paused);
+    assert_eq!(scene.world.values(&id), Some((42, 42)));
+    assert_eq!(again.envd_token, view.envd_token);
+    // Connecting to a running one leaves its deadline exactly as it is, unless it reaches beyond.
+    let soon = Timeout::Extend(Duration::from_secs(5));
+    let (same, was_paused) = node.resume(&team(), &id, soon, PauseMode::Full).await.unwrap();
+    assert!(!was_paused);
+    assert_eq!(same.end_at, again.end_at);
+    node.kill(&team(), &id).await.unwrap();
+    assert!(matches!(node.kill(&team(), &id).await, Err(SandboxError::NotFound(_))));
+    assert!(node.list(None).is_empty());
+    scene.assert_clean(&[]);
+    until(|| scene.local_layers() == 0).await;
+}
+
+#[tokio::test]
+async fn what_a_cache_keeps_stays_until_it_is_forgotten() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let home = scene.home();
+    let (kept, old, unnamed) = (LayerName::new_local(), LayerName::new_local(), LayerName::new_local());
+    let record = |name: &LayerName| home.cache().join(name.file_name());
+    for name in [&kept, &old] {
+        std::fs::write(record(name), "").unwrap();
+    }
+    for name in [&kept, &old, &unnamed] {
+        std::fs::write(home.layer(name), "7").unwrap();
+    }
+    node.collect_soon();
+    until(|| !home.layer(&unnamed).exists()).await;
+    assert!(home.layer(&kept).exists() && home.layer(&old).exists());
+    // One that was of no use for weeks is forgotten, and then its layer goes.
+    let weeks_ago = std::time::SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
+    std::fs::File::options().append(true).open(record(&old)).unwrap().set_modified(weeks_ago).unwrap();
+    node.collect_soon();
+    until(|| !home.layer(&old).exists()).await;
+    assert!(!record(&old).exists());
+    assert!(home.layer(&kept).exists());
+}
+
+#[tokio::test]
+async fn a_filesystem_pause_keeps_the_disk_and_boots() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    scene.world.write(&id, 5);
+    node.pause(&team(), &id, PauseMode::Filesystem).await.unwrap();
+    let asleep = node.route(&id, Wake::IfAutoResume).await;
+    assert!(matches!(asleep, Err(SandboxError::Paused(_))), "a disk alone is not woken by traffic");
+    resume(&node, &id).await.unwrap();
+    assert_eq!(scene.world.values(&id), Some((0, 5)));
+}
+
+#[tokio::test]
+async fn captures_build_on_the_launch_and_disks_accumulate() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    let mut taken = Vec::new();
+    for value in 1..=3 {
+        scene.world.write(&id, value);
+        taken.push(node.capture(&team(), &id, PauseMode::Full).await.unwrap());
+        assert_eq!(scene.world.values(&id), Some((value, value)), "the source goes on");
+    }
+    for (index, checkpoint) in taken.iter().enumerate() {
+        assert_eq!(checkpoint.memory.as_ref().unwrap().layers.len(), 1);
+        assert_eq!(checkpoint.disks[0].layers.len(), index + 2);
+        assert_eq!(checkpoint.guest.env["K"], "V");
+    }
+    let unchanged = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+    assert_eq!(unchanged.disks, taken[2].disks, "nothing was written, nothing is sealed");
+    let rolled = node.rollback(&team(), &id, Arc::new(taken[0].clone())).await.unwrap();
+    assert_eq!(rolled.id, id);
+    assert_eq!(scene.world.values(&id), Some((1, 1)));
+    let request = CreateRequest { checkpoint: Arc::new(taken[1].clone()), ..scene.request(LONG) };
+    let other = node.create(request).await.unwrap().id;
+    assert_eq!(scene.world.values(&other), Some((2, 2)));
+    let foreign = node.rollback(&team(), &other, Arc::new(taken[0].clone())).await;
+    assert!(matches!(foreign, Err(SandboxError::Invalid(_))));
+}
+
+#[tokio::test]
+async fn stacks_stay_shallow() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    for value in 1..=40 {
+        scene.world.write(&id, value);
+        node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+        resume(&node, &id).await.unwrap();
+        assert_eq!(scene.world.values(&id), Some((value, value)));
+        let layers = scene.world.state.lock().memories[id.as_str()].len();
+        assert!(layers <= 16, "{layers} memory layers");
+    }
+}
+
+#[tokio::test]
+async fn a_fork_launches_children_with_identities_of_their_own() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let source = node.create(scene.request(LONG)).await.unwrap();
+    scene.world.write(&source.id, 9);
+    // Eight places, one is taken: seven children fit, the rest is told so.
+    let children = node.fork(&team(), &source.id, 9, LONG).await.unwrap();
+    let full = children.iter().filter(|child| matches!(child, Err(SandboxError::Full { .. }))).count();
+    assert_eq!(full, 2);
+    let born: Vec<_> = children.into_iter().flatten().collect();
+    assert_eq!(born.len(), 7);
+    let mut tokens: Vec<_> =
+        born.iter().map(|child| child.envd_token.as_ref().unwrap().expose().to_owned()).collect();
+    tokens.push(source.envd_token.unwrap().expose().to_owned());
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 8);
+    for child in &born {
+        assert_eq!(scene.world.values(&child.id), Some((9, 9)));
+        assert_eq!(child.metadata["a"], "b");
+    }
+    scene.world.write(&source.id, 10);
+    scene.world.write(&born[0].id, 11);
+    assert_eq!(scene.world.values(&born[1].id), Some((9, 9)));
+    let mut ids: Vec<_> = born.iter().map(|child| child.id.clone()).collect();
+    for id in &ids {
+        node.kill(&team(), id).await.unwrap();
+    }
+    ids.clear();
+    // The source still runs on the sealed disk layer; memory and vm state of the fork are gone.
+    until(|| scene.local_layers() == 1).await;
+    assert_eq!(scene.world.values(&source.id), Some((10, 10)));
+}
+
+#[tokio::test]
+async fn deadlines_pause_or_remove() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let pausing = node.create(scene.request(LONG)).await.unwrap().id;
+    let mut request = scene.request(LONG);
+    request.lifecycle.on_timeout = OnTimeout::Kill;
+    let dying = node.create(request).await.unwrap().id;
+    for id in [&pausing, &dying] {
+        node.set_timeout(&team(), id, Timeout::Set(Duration::from_millis(50))).await.unwrap();
+    }
+    let state = |id: &SandboxId| node.get(&team(), id).ok().map(|view| view.state);
+    until(|| state(&pausing) == Some(SandboxState::Paused) && state(&dying).is_none()).await;
+    let mut expiries = node.expiries().unwrap();
+    for _ in 0..2 {
+        let Expiry { sandbox, done, .. } = expiries.recv().await.unwrap();
+        assert_eq!(done, if sandbox == dying { OnTimeout::Kill } else { OnTimeout::Pause });
+    }
+    assert!(expiries.try_recv().is_err() && node.expiries().is_none());
+    // Traffic wakes it once, whoever many call.
+    let calls = (0..20).map(|_| node.route(&pausing, Wake::IfAutoResume));
+    for route in futures::future::join_all(calls).await {
+        assert_eq!(route.unwrap().id, pausing);
+    }
+    let view = node.get(&team(), &pausing).unwrap();
+    assert!(view.end_at > chrono::Utc::now() + Duration::from_secs(3500));
+    assert_eq!(scene.world.state.lock().vms.len(), 1);
+}
+
+#[tokio::test]
+async fn a_guest_that_powers_off_leaves_a_reason() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    let route = node.route(&id, Wake::Never).await.unwrap();
+    scene.world.power_off(&id);
+    tokio::time::timeout(LONG, route.ended.cancelled()).await.unwrap();
+    until(|| matches!(node.get(&team(), &id), Err(SandboxError::Failed { .. }))).await;
+    assert!(node.list(None).is_empty());
+    scene.assert_clean(&[]);
+    node.kill(&team(), &id).await.unwrap();
+    assert!(matches!(node.get(&team(), &id), Err(SandboxError::NotFound(_))));
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_cancels_nothing_and_a_kill_comes_through() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    let owner = team();
+    let pausing = node.pause(&owner, &id, PauseMode::Full);
+    assert!(futures::FutureExt::now_or_never(pausing).is_none());
+    until(|| node.get(&team(), &id).unwrap().state == SandboxState::Paused).await;
+    // A resume whose guest never answers is ended by a kill.
+    scene.world.state.lock().mute = true;
+    let (resumed, killed) = tokio::join!(resume(&node, &id), async {
+        until(|| !scene.world.alive().is_empty()).await;
+        node.kill(&owner, &id).await
+    });
+    killed.unwrap();
+    assert!(matches!(resumed, Err(SandboxError::Deleted(_))), "{resumed:?}");
+    scene.assert_clean(&[]);
+}
+
+#[tokio::test]
+async fn a_second_server_on_the_same_home_is_refused() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    let second = scene.start().await;
+    assert!(matches!(second, Err(StartError::Locked { pid, .. }) if pid == own));
+    node.shutdown().await;
+    assert!(matches!(node.create(scene.request(LONG)).await, Err(SandboxError::ShuttingDown)));
+    drop(node);
+    scene.start().await.unwrap();
+}

@@ -1,0 +1,423 @@
+//! The world: engine, data plane, network and guests that outlive an orchestrator.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use aenv_blockd::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
+use aenv_envd_api::InitRequest;
+use aenv_net::{Network, NetworkError, Slot, SlotRecord};
+use aenv_types::{
+    Dial, DialFuture, Digest, EgressPolicy, EngineKind, EngineStamp, SandboxId, Token, Virtualization,
+};
+use aenv_vmm::{BootSpec, Engine, EngineError, EngineReport, LaunchSpec, RamMapping, Vm, VmRecord, VmSpec};
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{
+    MetricSample,
+    capture::After,
+    seams::{AgentError, GuestAgent, Images, TakenMemory},
+};
+
+/// All that outlives a server.
+#[derive(Default)]
+pub(super) struct World {
+    pub state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub vms: BTreeMap<i32, Guest>,
+    pub disks: HashMap<String, Disk>,
+    pub memories: HashMap<String, Vec<PathBuf>>,
+    pub slots: BTreeMap<u32, bool>,
+    next: u32,
+    /// The operation that fails: this many from now.
+    pub fail_in: Option<u32>,
+    /// No guest answers `/init`.
+    pub mute: bool,
+}
+
+/// A machine.
+pub(super) struct Guest {
+    pub spec: VmSpec,
+    pub running: bool,
+    /// What it remembers.
+    pub memory: u64,
+    pub token: Option<String>,
+    pub inits: Vec<String>,
+    pub exited: watch::Sender<Option<String>>,
+}
+
+/// A disk that is shown.
+pub(super) struct Disk {
+    pub layers: Vec<PathBuf>,
+    /// What it holds.
+    pub value: u64,
+    pub dirty: bool,
+}
+
+impl World {
+    /// Counts an operation; tells whether it has to fail.
+    fn step(&self) -> bool {
+        let mut state = self.state.lock();
+        match &mut state.fail_in {
+            Some(0) => {
+                state.fail_in = None;
+                true
+            }
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// What a running guest remembers, and what its disk holds.
+    pub fn values(&self, id: &SandboxId) -> Option<(u64, u64)> {
+        let state = self.state.lock();
+        let guest = state.vms.values().find(|guest| guest.spec.sandbox == *id && guest.running)?;
+        Some((guest.memory, state.disks.get(&format!("{id}-root"))?.value))
+    }
+
+    /// The guest changes its memory and its disk.
+    pub fn write(&self, id: &SandboxId, value: u64) {
+        let mut state = self.state.lock();
+        let guest = state.vms.values_mut().find(|guest| guest.spec.sandbox == *id && guest.running);
+        guest.expect("the guest runs").memory = value;
+        let disk = state.disks.get_mut(&format!("{id}-root")).expect("the disk is shown");
+        (disk.value, disk.dirty) = (value, true);
+    }
+
+    /// The guest powers off.
+    pub fn power_off(&self, id: &SandboxId) {
+        let mut state = self.state.lock();
+        let pid = state.vms.iter().find(|(_, guest)| guest.spec.sandbox == *id).map(|(pid, _)| *pid);
+        let guest = state.vms.remove(&pid.expect("the guest runs")).unwrap();
+        guest.exited.send_replace(Some("the guest powered off".into()));
+    }
+
+    /// Sandboxes whose VMM lives, without doubles.
+    pub fn alive(&self) -> Vec<SandboxId> {
+        self.state.lock().vms.values().map(|guest| guest.spec.sandbox.clone()).collect()
+    }
+
+    fn spawn(self: &Arc<Self>, spec: VmSpec, memory: u64) -> Box<dyn Vm> {
+        let mut state = self.state.lock();
+        state.next += 1;
+        let pid = i32::try_from(state.next).unwrap();
+        let exited = watch::Sender::new(None);
+        let guest =
+            Guest { spec: spec.clone(), running: true, memory, token: None, inits: Vec::new(), exited };
+        state.vms.insert(pid, guest);
+        Box::new(Machine { world: Arc::clone(self), pid, spec })
+    }
+}
+
+fn value(layers: &[PathBuf]) -> io::Result<u64> {
+    let mut value = 0;
+    for layer in layers {
+        value = std::fs::read_to_string(layer)?.parse().map_err(io::Error::other)?;
+    }
+    Ok(value)
+}
+
+struct Machine {
+    world: Arc<World>,
+    pid: i32,
+    spec: VmSpec,
+}
+
+impl Machine {
+    fn guest<T>(&self, act: impl FnOnce(&mut Guest) -> T) -> Result<T, EngineError> {
+        if self.world.step() {
+            return Err(EngineError::Refused { command: "x".into(), message: "injected".into() });
+        }
+        self.world.state.lock().vms.get_mut(&self.pid).map(act).ok_or(EngineError::Gone)
+    }
+}
+
+#[async_trait]
+impl Vm for Machine {
+    fn record(&self) -> VmRecord {
+        VmRecord { kind: EngineKind::Qemu, pid: self.pid, start_time: 1, spec: self.spec.clone() }
+    }
+    fn ram(&self) -> Result<RamMapping, EngineError> {
+        Ok(RamMapping { pid: self.pid, start: 0, len: 4096 })
+    }
+    async fn pause(&self) -> Result<(), EngineError> {
+        self.guest(|guest| guest.running = false)
+    }
+    async fn resume(&self) -> Result<(), EngineError> {
+        // Never made to fail: a VMM that cannot be let go on is one that has ended.
+        let mut state = self.world.state.lock();
+        state.vms.get_mut(&self.pid).map(|guest| guest.running = true).ok_or(EngineError::Gone)
+    }
+    async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
+        assert!(!self.guest(|guest| guest.running)?, "the vm state was saved while the vCPUs ran");
+        std::fs::write(path, "1").map_err(|source| EngineError::Io { context: "save".into(), source })
+    }
+    async fn set_balloon(&self, _: u32) -> Result<(), EngineError> {
+        Ok(())
+    }
+    async fn end(&self) -> Result<(), EngineError> {
+        if let Some(guest) = self.world.state.lock().vms.remove(&self.pid) {
+            guest.exited.send_replace(Some("ended".into()));
+        }
+        Ok(())
+    }
+    async fn exited(&self) -> String {
+        let seen = self.world.state.lock().vms.get(&self.pid).map(|guest| guest.exited.subscribe());
+        let Some(mut seen) = seen else { return "gone".into() };
+        let seen = seen.wait_for(Option::is_some).await;
+        seen.ok().and_then(|reason| reason.clone()).unwrap_or_default()
+    }
+}
+
+/// Engine, data plane, network, agent and images of a world.
+#[derive(Clone)]
+pub(super) struct In(pub Arc<World>);
+
+#[async_trait]
+impl Engine for In {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Qemu
+    }
+    async fn probe(&self) -> EngineReport {
+        EngineReport { kind: EngineKind::Qemu, version: None, virtualization: None, missing: Vec::new() }
+    }
+    async fn stamp(&self, _: &Path) -> Result<EngineStamp, EngineError> {
+        Ok(stamp())
+    }
+    async fn boot(&self, spec: BootSpec) -> Result<Box<dyn Vm>, EngineError> {
+        if self.0.step() {
+            return Err(EngineError::Start("injected".into()));
+        }
+        Ok(self.0.spawn(spec.vm, 0))
+    }
+    async fn launch(&self, spec: LaunchSpec) -> Result<Box<dyn Vm>, EngineError> {
+        assert!(spec.state.exists(), "the vm state is missing");
+        if self.0.step() {
+            return Err(EngineError::Start("injected".into()));
+        }
+        let layers = self.0.state.lock().memories[spec.vm.sandbox.as_str()].clone();
+        let memory = value(&layers).map_err(|source| EngineError::Io { context: "ram".into(), source })?;
+        Ok(self.0.spawn(spec.vm, memory))
+    }
+    async fn adopt(&self, record: &VmRecord) -> Result<Box<dyn Vm>, EngineError> {
+        if !self.0.state.lock().vms.contains_key(&record.pid) {
+            return Err(EngineError::Gone);
+        }
+        Ok(Box::new(Machine { world: Arc::clone(&self.0), pid: record.pid, spec: record.spec.clone() }))
+    }
+    async fn sweep(&self, keep: &[VmRecord]) -> Result<u32, EngineError> {
+        let mut state = self.0.state.lock();
+        let before = state.vms.len();
+        state.vms.retain(|pid, _| keep.iter().any(|record| record.pid == *pid));
+        Ok(u32::try_from(before - state.vms.len()).unwrap())
+    }
+}
+
+pub(super) fn stamp() -> EngineStamp {
+    EngineStamp {
+        kind: EngineKind::Qemu,
+        version: "1".into(),
+        virtualization: Virtualization::Tcg,
+        cpu_baseline: "x".into(),
+        kernel: Digest::of(b"kernel"),
+    }
+}
+
+fn injected() -> ExportError {
+    ExportError::Io { message: "injected".into() }
+}
+
+fn present(layers: &[PathBuf]) -> Result<u64, ExportError> {
+    value(layers).map_err(|error| ExportError::Layer {
+        path: layers.last().cloned().unwrap_or_default(),
+        message: error.to_string(),
+    })
+}
+
+#[async_trait]
+impl Exports for In {
+    fn kind(&self) -> ExportKind {
+        ExportKind::Fuse
+    }
+    async fn open_disk(&self, export: DiskExport) -> Result<PathBuf, ExportError> {
+        if self.0.step() {
+            return Err(injected());
+        }
+        let value = present(&export.layers)?;
+        std::fs::create_dir_all(export.upper.as_ref().unwrap()).unwrap();
+        let mut state = self.0.state.lock();
+        if state.disks.contains_key(&export.name) {
+            return Err(ExportError::Exists { name: export.name });
+        }
+        state.disks.insert(export.name.clone(), Disk { layers: export.layers, value, dirty: false });
+        Ok(PathBuf::from(export.name))
+    }
+    async fn open_memory(&self, export: MemoryExport) -> Result<PathBuf, ExportError> {
+        if self.0.step() {
+            return Err(injected());
+        }
+        present(&export.layers)?;
+        self.0.state.lock().memories.insert(export.holder.clone(), export.layers);
+        Ok(PathBuf::from(export.holder))
+    }
+    async fn seal(&self, name: &str, target: PathBuf) -> Result<Sealed, ExportError> {
+        if self.0.step() {
+            return Err(injected());
+        }
+        let mut state = self.0.state.lock();
+        let disk = state.disks.get_mut(name).ok_or(ExportError::NotFound { name: name.into() })?;
+        if !disk.dirty {
+            return Ok(Sealed { layer: None, size: 0 });
+        }
+        std::fs::write(&target, disk.value.to_string()).unwrap();
+        disk.dirty = false;
+        disk.layers.push(target.clone());
+        Ok(Sealed { layer: Some(target), size: 1 })
+    }
+    async fn close_disk(&self, name: &str) -> Result<(), ExportError> {
+        self.0.state.lock().disks.remove(name);
+        Ok(())
+    }
+    async fn close_memory(&self, holder: &str) -> Result<(), ExportError> {
+        self.0.state.lock().memories.remove(holder);
+        Ok(())
+    }
+    async fn list(&self) -> Result<Vec<ExportInfo>, ExportError> {
+        let state = self.0.state.lock();
+        let info = |name: &String, memory, layers: &Vec<PathBuf>| {
+            let (name, path, layers) = (name.clone(), PathBuf::from(name), layers.clone());
+            ExportInfo { name, memory, path, size: 4096, layers }
+        };
+        let disks = state.disks.iter().map(|(name, disk)| info(name, false, &disk.layers));
+        Ok(disks.chain(state.memories.iter().map(|(name, layers)| info(name, true, layers))).collect())
+    }
+}
+
+struct FakeSlot(u32);
+
+impl Dial for FakeSlot {
+    fn dial(&self, _: u16) -> DialFuture<'_> {
+        Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
+    }
+}
+
+#[async_trait]
+impl Slot for FakeSlot {
+    fn record(&self) -> SlotRecord {
+        SlotRecord { index: self.0, netns: PathBuf::from(format!("/run/netns/x{}", self.0)) }
+    }
+    async fn set_policy(&self, _: &EgressPolicy) -> Result<(), NetworkError> {
+        Ok(())
+    }
+    async fn listen(&self, _: u16) -> Result<tokio::net::TcpListener, NetworkError> {
+        let made = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        made.map_err(|error| NetworkError::Kernel { step: "x", message: error.to_string() })
+    }
+    async fn traffic(&self) -> Result<(u64, u64), NetworkError> {
+        Ok((0, 0))
+    }
+}
+
+#[async_trait]
+impl Network for In {
+    async fn acquire(&self) -> Result<Arc<dyn Slot>, NetworkError> {
+        if self.0.step() {
+            return Err(NetworkError::Kernel { step: "x", message: "injected".into() });
+        }
+        let mut state = self.0.state.lock();
+        state.next += 1;
+        let index = state.next;
+        state.slots.insert(index, true);
+        Ok(Arc::new(FakeSlot(index)))
+    }
+    async fn adopt(&self, record: &SlotRecord) -> Result<Arc<dyn Slot>, NetworkError> {
+        match self.0.state.lock().slots.get_mut(&record.index) {
+            Some(held) => *held = true,
+            None => return Err(NetworkError::Gone { index: record.index, message: "x".into() }),
+        }
+        Ok(Arc::new(FakeSlot(record.index)))
+    }
+    async fn release(&self, slot: Arc<dyn Slot>) {
+        self.0.state.lock().slots.remove(&slot.record().index);
+    }
+    async fn sweep(&self) -> Result<u32, NetworkError> {
+        let mut state = self.0.state.lock();
+        let before = state.slots.len();
+        state.slots.retain(|_, held| *held);
+        Ok(u32::try_from(before - state.slots.len()).unwrap())
+    }
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl GuestAgent for In {
+    async fn init(&self, _: Arc<dyn Dial>, request: &InitRequest, bound: Duration) -> Result<(), AgentError> {
+        if self.0.state.lock().mute {
+            tokio::time::sleep(bound).await;
+        }
+        if self.0.step() {
+            return Err(AgentError::Silent("injected".into()));
+        }
+        let mut state = self.0.state.lock();
+        let host = request.hostname.clone().unwrap_or_default();
+        let guest = state.vms.values_mut().find(|guest| guest.spec.sandbox.as_str() == host && guest.running);
+        let guest = guest.ok_or(AgentError::Silent("nothing runs".into()))?;
+        guest.token = request.access_token.clone();
+        guest.inits.push(request.lifecycle_id.clone().unwrap_or_default());
+        Ok(())
+    }
+    async fn sync(&self, _: Arc<dyn Dial>, _: Option<&Token>, _: Duration) -> Result<(), AgentError> {
+        match self.0.step() {
+            true => Err(AgentError::Silent("injected".into())),
+            false => Ok(()),
+        }
+    }
+    async fn metrics(
+        &self,
+        _: Arc<dyn Dial>,
+        _: Option<&Token>,
+        _: Duration,
+    ) -> Result<MetricSample, AgentError> {
+        Err(AgentError::Silent("not in this world".into()))
+    }
+}
+
+#[async_trait]
+impl Images for In {
+    async fn take(&self, ram: RamMapping, target: PathBuf, _: After) -> Result<Box<dyn TakenMemory>, String> {
+        if self.0.step() {
+            return Err("injected".into());
+        }
+        let state = self.0.state.lock();
+        let guest = state.vms.get(&ram.pid).ok_or("gone")?;
+        assert!(!guest.running, "memory was taken while the vCPUs ran");
+        Ok(Box::new(Taken(guest.memory, target)))
+    }
+    async fn merge(&self, layers: Vec<PathBuf>, target: PathBuf) -> Result<u64, String> {
+        let merged = value(&layers).map_err(|error| error.to_string())?;
+        std::fs::write(target, merged.to_string()).map_err(|error| error.to_string())?;
+        Ok(1)
+    }
+}
+
+struct Taken(u64, PathBuf);
+
+#[async_trait]
+impl TakenMemory for Taken {
+    async fn write(self: Box<Self>) -> Result<u64, String> {
+        std::fs::write(&self.1, self.0.to_string()).map_err(|error| error.to_string())?;
+        Ok(1)
+    }
+}

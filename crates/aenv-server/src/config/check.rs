@@ -1,0 +1,150 @@
+//! Whether the values of a configuration fit together.
+
+use std::net::SocketAddr;
+
+use aenv_types::{EgressTarget, MachineShape};
+
+use super::{Config, ConfigError};
+
+/// Refuses a configuration that a server could not work with, and says which key is wrong.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    let wrong = |message: String| Err(ConfigError::Meaning(message));
+    if config.api_addr.parse::<SocketAddr>().is_err() {
+        return wrong(format!(
+            "api_addr is {:?}; it takes an address and port such as 127.0.0.1:8000",
+            config.api_addr
+        ));
+    }
+    for (name, path) in [("home_path", &config.home_path), ("runtime_path", &config.runtime_path)] {
+        if !path.is_absolute() {
+            return wrong(format!("{name} is {path:?}; it takes an absolute path"));
+        }
+    }
+    if config.tls.cert_path.is_some() != config.tls.key_path.is_some() {
+        return wrong("tls.cert_path and tls.key_path go together; one of them is not set".to_owned());
+    }
+    let machine = &config.machine;
+    let shape = MachineShape {
+        vcpus: machine.vcpu_count,
+        memory_mib: machine.mem_size_mib,
+        disk_mib: machine.disk_size_mib,
+    };
+    if let Err(error) = shape.checked() {
+        return wrong(format!("[machine] does not fit: {error}"));
+    }
+    if config.pool.low_watermark > config.pool.high_watermark {
+        return wrong("pool.low_watermark is above pool.high_watermark".to_owned());
+    }
+    let times = &config.orchestrator;
+    if times.default_sandbox_timeout_secs == 0
+        || times.default_sandbox_timeout_secs > times.max_sandbox_timeout_secs
+    {
+        return wrong(
+            "orchestrator.default_sandbox_timeout_secs must be from 1 to orchestrator.max_sandbox_timeout_secs".to_owned(),
+        );
+    }
+    check_ranges(config)?;
+    check_backend(config)?;
+    check_not_here(config)
+}
+
+fn check_ranges(config: &Config) -> Result<(), ConfigError> {
+    let network = &config.network;
+    let internal = [
+        ("network.internal.host_interaction_cidr", &network.internal.host_interaction_cidr),
+        ("network.internal.veth_cidr", &network.internal.veth_cidr),
+    ];
+    let denied = network.egress.always_denied_cidrs.iter().map(|c| ("network.egress.always_denied_cidrs", c));
+    for (name, text) in internal.into_iter().chain(denied) {
+        if !matches!(text.parse(), Ok(EgressTarget::Cidr { .. })) {
+            return Err(ConfigError::Meaning(format!(
+                "{name}: {text:?} is no address range such as 10.0.0.0/8"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_backend(config: &Config) -> Result<(), ConfigError> {
+    if config.snapshot.repository_backend != "oss" {
+        return Ok(());
+    }
+    let oss = &config.backend.oss;
+    for (name, value) in [("region", &oss.region), ("bucket", &oss.bucket)] {
+        if value.as_deref().is_none_or(str::is_empty) {
+            return Err(ConfigError::Meaning(format!(
+                "snapshot.repository_backend is \"oss\", but backend.oss.{name} is not set; set it in the file or as AENV_BACKEND_OSS_{}",
+                name.to_uppercase()
+            )));
+        }
+    }
+    if oss.access_key_id.is_some() != oss.access_key_secret.is_some() {
+        return Err(ConfigError::Meaning(
+            "backend.oss.access_key_id and backend.oss.access_key_secret go together; one of them is not set"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// What this version does not do is refused, not ignored.
+fn check_not_here(config: &Config) -> Result<(), ConfigError> {
+    if config.p2p.enabled {
+        return Err(ConfigError::Meaning(
+            "p2p.enabled: this version has no peer-to-peer transport; set it to false".to_owned(),
+        ));
+    }
+    if !config.cluster.etcd_endpoints.is_empty() || config.cluster.scheduler_endpoint.is_some() {
+        return Err(ConfigError::Meaning(
+            "cluster.*: this version runs on one node only; remove cluster.etcd_endpoints and cluster.scheduler_endpoint".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Sources, load::load};
+
+    fn with(flags: &[(&str, &str)]) -> Result<(), String> {
+        let flags = flags.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let sources = Sources { file: Some(file.path().to_owned()), flags, ..Sources::default() };
+        load(&sources).map(drop).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn oss_needs_a_region() {
+        let error = with(&[("snapshot.repository_backend", "oss"), ("backend.oss.bucket", "b")]).unwrap_err();
+        assert!(error.contains("backend.oss.region"), "{error}");
+        with(&[
+            ("snapshot.repository_backend", "oss"),
+            ("backend.oss.bucket", "b"),
+            ("backend.oss.region", "r"),
+        ])
+        .unwrap();
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (key, value) in [
+            ("api_addr", "nowhere"),
+            ("home_path", "relative"),
+            ("tls.cert_path", "/cert.pem"),
+            ("machine.vcpu_count", "3"),
+            ("pool.low_watermark", "100"),
+            ("orchestrator.default_sandbox_timeout_secs", "0"),
+            ("network.internal.veth_cidr", "example.com"),
+            ("network.egress.always_denied_cidrs", "10.0.0.0/99"),
+            ("p2p.enabled", "true"),
+            ("cluster.etcd_endpoints", "http://127.0.0.1:2379"),
+        ] {
+            let error = with(&[(key, value)]).unwrap_err();
+            let last = key.rsplit('.').next().unwrap();
+            assert!(
+                error.contains(last) || error.contains("machine") || error.contains("cluster"),
+                "{key}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `aenv-server serve`: the node and its API, until SIGTERM or SIGINT. Running sandboxes go on without it.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use chrono::Utc;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    app::App,
+    audit::Audit,
+    config::Config,
+    db::Db,
+    deadlines,
+    events::Events,
+    idempotency::Idempotency,
+    keys::Keys,
+    limits::Limits,
+    listen::{self, tls::Certificate},
+    node,
+    proxy::Proxy,
+    routes::{nodes::CpuClock, system},
+    secrets::Secrets,
+    spawns::Spawns,
+    state::{AppState, Counts, Shared},
+    upkeep::Upkeep,
+};
+
+/// Runs the server to its end.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let home = node::home(&config);
+    let node = node::open(&config, &home).await?;
+    let db = Db::open(&home.path().join("server.db"))?;
+    let keys =
+        Keys::open(&home, db.clone(), std::env::var("AENV_API_KEY").ok().filter(|key| !key.is_empty()))?;
+    let secrets = Secrets::open(&home)?;
+    let listener = TcpListener::bind(&config.api_addr);
+    let listener = listener.await.with_context(|| format!("{} cannot be listened on", config.api_addr))?;
+    let address = listener.local_addr().context("the listening address")?;
+
+    let tls = match (&config.tls.cert_path, &config.tls.key_path) {
+        (Some(cert), Some(key)) => {
+            let certificate = Certificate::open(cert, key)?;
+            tokio::spawn(certificate.clone().follow());
+            Some(certificate.acceptor()?)
+        }
+        _ => None,
+    };
+
+    // Before the first request, so that nothing goes uncounted.
+    system::recorder();
+    let events = Events::start(db.clone());
+    if let Some(expiries) = node.orchestrator.expiries() {
+        tokio::spawn(deadlines::note(expiries, events.clone()));
+    }
+    let proxy = Proxy::new(Arc::new(node.orchestrator.clone()), keys.clone(), &config.sandbox_proxy.domains)
+        .with_events(events.clone());
+    let upkeep = Upkeep::new(node.templates.catalog.clone(), node.orchestrator.clone());
+    let (interval, grace) = (config.snapshot.gc_interval_secs, config.snapshot.gc_grace_secs);
+    tokio::spawn(upkeep.clone().run(Duration::from_secs(interval), Duration::from_secs(grace)));
+    let state = AppState(Arc::new(Shared {
+        orchestrator: node.orchestrator.clone(),
+        templates: node.templates,
+        images: node.images,
+        upkeep,
+        audit: Audit::open(home.path()).context("the audit log cannot be opened")?,
+        limits: Limits::default(),
+        volumes: node.volumes,
+        secrets,
+        keys,
+        events,
+        spawns: Spawns::new(db.clone()),
+        idempotency: Idempotency::new(db),
+        config,
+        home,
+        started_at: Utc::now(),
+        instance: uuid::Uuid::new_v4(),
+        counts: Counts::default(),
+        cpu: CpuClock::default(),
+    }));
+    let app = App::new(state, proxy);
+    let shutdown = CancellationToken::new();
+    tokio::spawn(on_signal(shutdown.clone())?);
+    tracing::info!(%address, tls = tls.is_some(), engine = node.engine, "ready");
+    listen::serve(listener, tls, shutdown, move |request| {
+        let app = app.clone();
+        async move { app.answer(request).await }
+    })
+    .await;
+    tracing::info!("ending; running sandboxes go on");
+    node.orchestrator.shutdown().await;
+    Ok(())
+}
+
+/// Cancels at the first SIGTERM or SIGINT.
+fn on_signal(shutdown: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        shutdown.cancel();
+    })
+}

@@ -1,0 +1,122 @@
+//! A running QEMU.
+
+use std::{path::Path, sync::OnceLock, time::Duration};
+
+use aenv_types::EngineKind;
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{
+    console,
+    prepared::{COMMAND_WAIT, Parts, tokio_stream},
+    qmp::Qmp,
+    sockets,
+};
+use crate::{
+    EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, maps,
+    process::{Process, io_error},
+};
+
+const ADOPT_WAIT: Duration = Duration::from_secs(10);
+
+pub(crate) struct QemuVm {
+    spec: VmSpec,
+    process: Process,
+    qmp: Qmp,
+    ram: OnceLock<RamMapping>,
+}
+
+impl QemuVm {
+    pub(crate) fn new(spec: VmSpec, parts: Parts) -> Result<Self, EngineError> {
+        let Parts { process, qmp, console } = parts;
+        let vm = Self { spec, process, qmp, ram: OnceLock::new() };
+        vm.follow_console(console)?;
+        Ok(vm)
+    }
+
+    /// Connects to the sockets of a VM that outlived the server.
+    pub(crate) async fn adopt(record: &VmRecord) -> Result<Self, EngineError> {
+        let runtime = &record.spec.runtime;
+        let log = std::fs::File::open(runtime.join(sockets::LOG)).ok();
+        let process = Process::attach(record.pid, record.start_time, log)?;
+        let connect = |name: &str| {
+            sockets::connect(runtime, name)
+                .map_err(|e| io_error(format!("connect to {}", runtime.join(name).display()), e))
+        };
+        let qmp = Qmp::open(tokio_stream(connect(sockets::QMP)?)?, ADOPT_WAIT, ADOPT_WAIT).await?;
+        let status = qmp.execute("query-status", json!({}), &[], ADOPT_WAIT).await?;
+        // A server that died within a launch leaves a machine without a state.
+        if matches!(status["status"].as_str(), Some("inmigrate" | "prelaunch" | "preconfig")) {
+            process.end().await?;
+            return Err(EngineError::Gone);
+        }
+        let parts = Parts { process, qmp, console: connect(sockets::CONSOLE)? };
+        Self::new(record.spec.clone(), parts)
+    }
+
+    fn follow_console(&self, stream: std::os::unix::net::UnixStream) -> Result<(), EngineError> {
+        let own_log = self.spec.runtime.join(sockets::LOG);
+        console::follow(tokio_stream(stream)?, self.spec.serial_log.clone(), own_log);
+        Ok(())
+    }
+
+    async fn execute(&self, command: &str, arguments: Value) -> Result<(), EngineError> {
+        match self.qmp.execute(command, arguments, &[], COMMAND_WAIT).await {
+            Ok(_) => Ok(()),
+            Err(EngineError::Exited(_)) => Err(EngineError::Exited(
+                tokio::time::timeout(Duration::from_secs(2), self.process.ended())
+                    .await
+                    .unwrap_or_else(|_| "its control socket is closed".to_owned()),
+            )),
+            Err(other) => Err(other),
+        }
+    }
+}
+
+#[async_trait]
+impl Vm for QemuVm {
+    fn record(&self) -> VmRecord {
+        VmRecord {
+            kind: EngineKind::Qemu,
+            pid: self.process.pid,
+            start_time: self.process.start_time,
+            spec: self.spec.clone(),
+        }
+    }
+
+    fn ram(&self) -> Result<RamMapping, EngineError> {
+        if let Some(found) = self.ram.get() {
+            return Ok(*found);
+        }
+        let found = maps::find(self.process.pid, &self.spec.ram, self.spec.shape.memory_bytes())?;
+        Ok(*self.ram.get_or_init(|| found))
+    }
+
+    async fn pause(&self) -> Result<(), EngineError> {
+        self.execute("stop", json!({})).await
+    }
+
+    async fn resume(&self) -> Result<(), EngineError> {
+        self.execute("cont", json!({})).await
+    }
+
+    async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
+        // `live: false` would let another process have the disks in a Xen migration; here it keeps them active, so that the
+        // vCPUs may go on.
+        self.execute("xen-save-devices-state", json!({ "filename": path, "live": false })).await
+    }
+
+    async fn set_balloon(&self, target_mib: u32) -> Result<(), EngineError> {
+        self.execute("balloon", json!({ "value": u64::from(target_mib) << 20 })).await
+    }
+
+    async fn end(&self) -> Result<(), EngineError> {
+        self.process.end().await?;
+        cgroup::remove(&self.spec.sandbox);
+        Ok(())
+    }
+
+    async fn exited(&self) -> String {
+        self.process.ended().await
+    }
+}

@@ -1,0 +1,133 @@
+//! What every engine must be able to do, told once over the trait.
+
+use std::time::Duration;
+
+use aenv_vmm::{Engine, EngineError, Vm, VmRecord};
+
+use crate::support::{Bench, Capture, Place};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Boot, capture, launch twice, adopt, end; each step is checked from inside the guest.
+pub async fn life_of_a_vm(engine: &dyn Engine) {
+    let bench = Bench::new();
+    let empty = bench.empty_ram();
+    let first = bench.place(&empty, &bench.root);
+    let vm = bench.boot(engine, &first).await;
+    boots_into_the_image(&first);
+
+    let mut agent = first.netns.connect();
+    assert_eq!(agent.ask("fill 8 7"), "ok");
+    assert_eq!(agent.ask("file before"), "ok");
+    let boot_id = agent.ask("boot");
+    let capture = bench.capture(engine, &*vm, &first).await;
+    let untouched = capture.bytes();
+    assert!(agent.ask("ping").starts_with("pong "), "the source goes on after a capture");
+    assert_eq!(agent.ask("file source"), "ok");
+
+    let places = [bench.place(&capture.ram, &capture.root), bench.place(&capture.ram, &capture.root)];
+    let mut children = Vec::new();
+    for (number, place) in places.iter().enumerate() {
+        let child = engine.launch(capture.spec(place)).await.unwrap();
+        let mut agent = place.netns.connect();
+        assert_eq!(agent.ask("boot"), boot_id);
+        assert_eq!(agent.ask("check 7"), "same");
+        assert_eq!(agent.ask("cat"), "before");
+        assert_eq!(agent.ask(&format!("fill 8 {}", 100 + number)), "ok");
+        assert_eq!(agent.ask(&format!("file child{number}")), "ok");
+        children.push(child);
+    }
+    for (number, place) in places.iter().enumerate() {
+        let mut agent = place.netns.connect();
+        assert_eq!(agent.ask(&format!("check {}", 100 + number)), "same");
+        assert_eq!(agent.ask("cat"), format!("child{number}"));
+    }
+    let mut agent = first.netns.connect();
+    assert_eq!(agent.ask("check 7"), "same");
+    assert_eq!(agent.ask("cat"), "source");
+    assert!(untouched == capture.bytes(), "guests changed the memory file that siblings share");
+
+    refuses_what_it_cannot_continue(engine, &bench, &capture).await;
+    survives_the_server(engine, &places[0], children.remove(0)).await;
+
+    let last = children.remove(0);
+    assert_eq!(places[1].netns.connect().ask("off"), "ok");
+    tokio::time::timeout(SOON, last.exited()).await.expect("a guest that powers off ends its VMM");
+    vm.end().await.unwrap();
+    vm.end().await.unwrap();
+    let reason = vm.exited().await;
+    assert!(reason.contains("SIGKILL"), "{reason}");
+}
+
+fn boots_into_the_image(place: &Place) {
+    let mut agent = place.netns.connect();
+    assert_eq!(agent.ask("ping"), "pong 1", "{}", place.console());
+    let mounts = format!(" {} ", agent.ask("mounts"));
+    for point in ["/", "/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/sys/fs/cgroup"] {
+        assert!(mounts.contains(&format!(" {point} ")), "{point} is not in {mounts}");
+    }
+    let size: u32 = agent.ask("size").parse().unwrap();
+    assert!((50..64).contains(&size), "the filesystem has {size} MiB on a disk of 64");
+    assert_eq!(agent.ask("zombies"), "0");
+    assert!(agent.ask("envd").starts_with("not found"), "{}", agent.ask("envd"));
+}
+
+async fn refuses_what_it_cannot_continue(engine: &dyn Engine, bench: &Bench, capture: &Capture) {
+    let place = bench.place(&capture.ram, &capture.root);
+    let mut foreign = capture.spec(&place);
+    foreign.stamp.version = "1.2.3".to_owned();
+    let error = engine.launch(foreign).await.err().unwrap();
+    assert!(matches!(error, EngineError::Incompatible(_)), "{error}");
+
+    let mut damaged = capture.spec(&place);
+    let whole = std::fs::read(&damaged.state).unwrap();
+    damaged.state = place.folder.join("cut");
+    std::fs::write(&damaged.state, &whole[..whole.len() / 2]).unwrap();
+    let error = engine.launch(damaged).await.err().unwrap();
+    assert!(matches!(error, EngineError::Exited(_)), "{error}");
+
+    let mut no_disk = capture.spec(&place);
+    no_disk.vm.drives[0].path = place.folder.join("nothing");
+    let error = engine.launch(no_disk).await.err().unwrap();
+    assert!(error.to_string().contains("nothing"), "{error}");
+    let left = engine_processes(&place.spec.runtime);
+    assert!(left.is_empty(), "failed launches left {left:?}");
+}
+
+async fn survives_the_server(engine: &dyn Engine, place: &Place, vm: Box<dyn Vm>) {
+    let record = vm.record();
+    let text = serde_json::to_string(&record).unwrap();
+    let record_again: VmRecord = serde_json::from_str(&text).unwrap();
+    assert_eq!(record, record_again);
+    let mapping = vm.ram().unwrap();
+    drop(vm);
+    assert!(place.netns.connect().ask("ping").starts_with("pong "), "it runs on without a handle");
+
+    let adopted = engine.adopt(&record).await.unwrap();
+    assert_eq!(adopted.ram().unwrap(), mapping);
+    adopted.pause().await.unwrap();
+    adopted.pause().await.unwrap();
+    adopted.resume().await.unwrap();
+    assert!(place.netns.connect().ask("ping").starts_with("pong "));
+    adopted.set_balloon(96).await.unwrap();
+
+    let reused = VmRecord { start_time: record.start_time + 1, ..record.clone() };
+    assert!(matches!(engine.adopt(&reused).await, Err(EngineError::Gone)));
+    assert_eq!(record.kind, engine.kind());
+    adopted.end().await.unwrap();
+    assert!(matches!(engine.adopt(&record).await, Err(EngineError::Gone)));
+}
+
+/// Processes that have a file of this folder open.
+fn engine_processes(folder: &std::path::Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let own = process.file_name().to_string_lossy() == std::process::id().to_string();
+        let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let mut links = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        if !own && links.any(|link| link.starts_with(folder)) {
+            found.push(process.file_name().to_string_lossy().into_owned());
+        }
+    }
+    found
+}

@@ -1,0 +1,265 @@
+//! What tests and benchmarks of real VMs share: a namespace with a tap, memory files, a way to talk to the agent, a capture.
+#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsRawFd, FromRawFd},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use aenv_net::guest::{ADDRESS, GATEWAY, PREFIX, TAP};
+use aenv_testkit::{GuestArtifacts, GuestDaemon, guest_artifacts, tiny_root};
+use aenv_types::{EngineStamp, MachineShape, SandboxId};
+use aenv_vmm::{BootSpec, Drive, Engine, LaunchSpec, Vm, VmSpec};
+
+pub const SHAPE: MachineShape = MachineShape { vcpus: 1, memory_mib: 128, disk_mib: 64 };
+const AGENT: u16 = 49983;
+const PATIENCE: Duration = Duration::from_secs(240);
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A namespace with the tap that every guest expects; removed with the value.
+pub struct Netns {
+    name: String,
+}
+
+impl Netns {
+    pub fn new() -> Self {
+        let name = format!("vmmt{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst));
+        ip(&["netns", "add", &name]);
+        ip(&["-n", &name, "link", "set", "lo", "up"]);
+        ip(&["-n", &name, "tuntap", "add", "dev", TAP, "mode", "tap", "vnet_hdr"]);
+        ip(&["-n", &name, "addr", "add", &format!("{GATEWAY}/{PREFIX}"), "dev", TAP]);
+        ip(&["-n", &name, "link", "set", TAP, "up"]);
+        Self { name }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        Path::new("/run/netns").join(&self.name)
+    }
+
+    /// Connects to the agent, trying until it listens.
+    pub fn connect(&self) -> Agent {
+        let path = self.path();
+        let stream = std::thread::spawn(move || {
+            let netns = File::open(path).unwrap();
+            nix::sched::setns(netns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let deadline = Instant::now() + PATIENCE;
+            let address = SocketAddr::from((ADDRESS, AGENT));
+            loop {
+                match TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
+                    Ok(stream) => return stream,
+                    Err(error) => assert!(Instant::now() < deadline, "the agent does not answer: {error}"),
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        })
+        .join()
+        .unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Agent { stream: BufReader::new(stream) }
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().unwrap();
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A server's runtime folder; whatever VMM is marked with it ends with it, also when the test fails.
+pub struct Runtime {
+    folder: tempfile::TempDir,
+}
+
+impl Runtime {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let mark = format!("AENV_VMM_OWNER={}", self.path().display());
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            let pid = process.file_name().to_string_lossy().parse::<i32>();
+            if let (true, Ok(pid)) = (environment.split(|b| *b == 0).any(|e| e == mark.as_bytes()), pid) {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
+            }
+        }
+    }
+}
+
+/// A connection to the agent in a guest.
+pub struct Agent {
+    stream: BufReader<TcpStream>,
+}
+
+impl Agent {
+    pub fn ask(&mut self, line: &str) -> String {
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.stream.read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    }
+}
+
+/// A memory file: a memfd that is sealed, so that nobody can change what siblings share.
+pub struct Ram {
+    file: File,
+}
+
+impl Ram {
+    /// Holds what `fill` writes, and zeroes after it.
+    pub fn new(bytes: u64, fill: impl FnOnce(&mut File)) -> Self {
+        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC;
+        // SAFETY: the name is a C string; the descriptor is checked below.
+        let fd = unsafe { libc::memfd_create(c"ram".as_ptr(), flags) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor is new and nobody else's.
+        let mut file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(bytes).unwrap();
+        fill(&mut file);
+        let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        // SAFETY: the call has no memory effects.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
+        Self { file }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// One sandbox's place on the host.
+pub struct Place {
+    pub netns: Netns,
+    pub folder: PathBuf,
+    pub spec: VmSpec,
+}
+
+impl Place {
+    pub fn new(base: &Path, ram: &Ram, root: &Path, extra: &[Drive]) -> Self {
+        let sandbox = SandboxId::random();
+        let netns = Netns::new();
+        let folder = base.join(sandbox.as_str());
+        std::fs::create_dir_all(folder.join("run")).unwrap();
+        let own_root = folder.join("root.img");
+        std::fs::copy(root, &own_root).unwrap();
+        let mut drives = vec![Drive { path: own_root, read_only: false }];
+        drives.extend_from_slice(extra);
+        let spec = VmSpec {
+            sandbox,
+            shape: SHAPE,
+            ram: ram.path(),
+            drives,
+            netns: netns.path(),
+            runtime: folder.join("run"),
+            serial_log: folder.join("serial.log"),
+        };
+        Self { netns, folder, spec }
+    }
+
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(&self.spec.serial_log).unwrap_or_default()
+    }
+}
+
+/// All that tests share for one engine.
+pub struct Bench {
+    pub base: tempfile::TempDir,
+    pub artifacts: GuestArtifacts,
+    pub root: PathBuf,
+    pub second: Drive,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let base = tempfile::tempdir().unwrap();
+        let artifacts = guest_artifacts(GuestDaemon::Agent).unwrap();
+        let (root, second) = (base.path().join("root.img"), base.path().join("second.img"));
+        tiny_root(&root, 16).unwrap();
+        // The disk is larger than its filesystem: init has to grow it.
+        File::options().write(true).open(&root).unwrap().set_len(64 << 20).unwrap();
+        tiny_root(&second, 8).unwrap();
+        Self { base, artifacts, root, second: Drive { path: second, read_only: true } }
+    }
+
+    pub fn empty_ram(&self) -> Ram {
+        Ram::new(SHAPE.memory_bytes(), |_| {})
+    }
+
+    pub fn place(&self, ram: &Ram, root: &Path) -> Place {
+        Place::new(self.base.path(), ram, root, std::slice::from_ref(&self.second))
+    }
+
+    pub async fn boot(&self, engine: &dyn Engine, place: &Place) -> Box<dyn Vm> {
+        let spec = BootSpec {
+            vm: place.spec.clone(),
+            kernel: self.artifacts.kernel.clone(),
+            initramfs: self.artifacts.initramfs.clone(),
+            cmdline: String::new(),
+        };
+        engine.boot(spec).await.unwrap()
+    }
+
+    /// Stops the vCPUs, takes state, memory and root disk, and lets them go on.
+    pub async fn capture(&self, engine: &dyn Engine, vm: &dyn Vm, from: &Place) -> Capture {
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        let state = self.base.path().join(format!("state-{number}"));
+        let root = self.base.path().join(format!("root-{number}.img"));
+        vm.pause().await.unwrap();
+        vm.save_state(&state).await.unwrap();
+        let mapping = vm.ram().unwrap();
+        let mut memory = File::open(format!("/proc/{}/mem", mapping.pid)).unwrap();
+        memory.seek(SeekFrom::Start(mapping.start)).unwrap();
+        let ram = Ram::new(mapping.len, |file| {
+            std::io::copy(&mut memory.take(mapping.len), file).unwrap();
+        });
+        std::fs::copy(&from.spec.drives[0].path, &root).unwrap();
+        vm.resume().await.unwrap();
+        let stamp = engine.stamp(&self.artifacts.kernel).await.unwrap();
+        Capture { state, ram, root, stamp }
+    }
+}
+
+pub struct Capture {
+    pub state: PathBuf,
+    pub ram: Ram,
+    pub root: PathBuf,
+    pub stamp: EngineStamp,
+}
+
+impl Capture {
+    pub fn spec(&self, place: &Place) -> LaunchSpec {
+        LaunchSpec { vm: place.spec.clone(), state: self.state.clone(), stamp: self.stamp.clone() }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.ram.read()
+    }
+}

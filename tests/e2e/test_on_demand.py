@@ -1,0 +1,63 @@
+"""A node that has none of a template's layers launches it from another node's repository, and reads only what it needs."""
+
+import json
+import os
+import shutil
+import tempfile
+
+import pytest
+
+from conftest import Server
+
+READ = "cat /usr/bin/* /etc/passwd | sha256sum"
+
+
+@pytest.fixture
+def node(server):
+    home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
+    settings = [
+        "network.internal.veth_cidr=10.214.0.0/16",
+        f"backend.posix_fs.snapshot_store={server.home}/repository",
+        "snapshot.on_demand=always",
+        "image.cache.capacity_gb=1",
+    ]
+    made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
+    try:
+        made.setup()
+        yield made.start()
+    finally:
+        # Other tests speak to the server that the environment names.
+        os.environ.update(server.env)
+        made.destroy()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def start(server):
+    return json.loads(server.cli("start", "base", "--timeout", 600, "-d").stdout)["sandboxID"]
+
+
+def run(server, id, command):
+    return server.cli("exec", id, "--user", "root", "--", "sh", "-c", command).stdout
+
+
+def test_layers_stay_in_the_repository(server, node):
+    elsewhere = start(server)
+    expected = run(server, elsewhere, READ)
+    server.api("DELETE", f"/sandboxes/{elsewhere}")
+
+    id = start(node)
+    notes = list((node.home / "layers").glob("sha256-*.remote"))
+    assert notes, "no layer is read from elsewhere"
+    assert not [note for note in notes if note.with_suffix("").exists()], "a layer was fetched whole"
+    kept = (node.home / "cache" / "blocks" / "blocks").stat()
+    whole = sum(json.loads(note.read_text())["size"] for note in notes)
+    assert 0 < kept.st_blocks * 512 < whole / 2, f"{kept.st_blocks * 512} of {whole} bytes"
+
+    assert run(node, id, READ) == expected
+    run(node, id, "echo new > /root/new; sync")
+    node.cli("pause", id)
+    node.cli("resume", id)
+    assert run(node, id, "cat /root/new") == "new\n"
+    # What was read once needs no repository, not even after blockd ended.
+    assert run(node, id, "echo 3 > /proc/sys/vm/drop_caches; " + READ) == expected
+    node.api("DELETE", f"/sandboxes/{id}")
