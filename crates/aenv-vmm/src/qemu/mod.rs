@@ -50,11 +50,12 @@ use crate::{
 /// Disks that one machine can have: its 24 virtio slots less entropy, balloon and network.
 const MAX_DRIVES: usize = 21;
 
-/// A process that waited takes its memory, disks and network within this (it takes milliseconds), or another one is used. Now
-/// and then one stops answering; whoever asked for a launch should not pay for that with a failure.
+/// A process that waited takes its memory, disks and network within this (it takes milliseconds), or another one is used.
 const WARM_WAIT: Duration = Duration::from_secs(3);
-/// The same for one that was started for this launch, and how many of them are tried.
+/// The same for one that was started for this VM.
 const COLD_WAIT: Duration = Duration::from_secs(10);
+/// Processes that are started for one VM before it has failed. Now and then a QEMU 7.2 greets and then never answers, under load in
+/// one of some hundred starts: its monitor's threads lose each other. Another process does answer.
 const COLD_ATTEMPTS: u32 = 3;
 
 /// How to use QEMU.
@@ -171,24 +172,37 @@ impl Qemu {
             tracing::warn!(%error, sandbox = %spec.sandbox, threads = ?prepared.threads(), "a waiting VMM is of no use, another one is taken");
             self.give_up(spec, prepared).await;
         }
+        self.furnished_cold(spec, None).await
+    }
+
+    /// The same with a new process; the only place that tries another one when one does not answer.
+    async fn furnished_cold(&self, spec: &VmSpec, boot: Option<&BootSpec>) -> Result<Prepared, EngineError> {
         let mut attempt = 1;
         loop {
-            let prepared = self.start_cold(spec, None).await?;
-            let furnished = tokio::time::timeout(COLD_WAIT, furnish(spec, &prepared)).await;
-            let error = match furnished {
-                Ok(Ok(())) => return Ok(prepared),
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    EngineError::TimedOut { command: "furnishing".to_owned(), secs: COLD_WAIT.as_secs() }
+            match self.furnished_once(spec, boot).await {
+                Err(error @ EngineError::TimedOut { .. }) if attempt < COLD_ATTEMPTS => {
+                    tracing::warn!(%error, attempt, sandbox = %spec.sandbox, "a VMM does not answer, another one is started");
+                    attempt += 1;
                 }
-            };
-            let threads = prepared.threads();
-            self.give_up(spec, prepared).await;
-            if attempt == COLD_ATTEMPTS || !matches!(error, EngineError::TimedOut { .. }) {
-                return Err(error);
+                outcome => return outcome,
             }
-            tracing::warn!(%error, attempt, sandbox = %spec.sandbox, ?threads, "a VMM does not answer, another one is started");
-            attempt += 1;
+        }
+    }
+
+    async fn furnished_once(&self, spec: &VmSpec, boot: Option<&BootSpec>) -> Result<Prepared, EngineError> {
+        let prepared = self.start_cold(spec, boot).await?;
+        let timed_out =
+            || EngineError::TimedOut { command: "furnishing".to_owned(), secs: COLD_WAIT.as_secs() };
+        let furnished = tokio::time::timeout(COLD_WAIT, furnish(spec, &prepared)).await;
+        match furnished.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(()) => Ok(prepared),
+            Err(error) => {
+                if matches!(error, EngineError::TimedOut { .. }) {
+                    tracing::warn!(sandbox = %spec.sandbox, threads = ?prepared.threads(), "a VMM stopped answering");
+                }
+                self.give_up(spec, prepared).await;
+                Err(error)
+            }
         }
     }
 
@@ -258,11 +272,7 @@ impl Engine for Qemu {
         Self::check(&spec.vm)?;
         // Measures the TSC the first time, which blocks.
         tokio::task::spawn_blocking(tsc::host_khz).await.map_err(|e| EngineError::Start(e.to_string()))?;
-        let prepared = self.start_cold(&spec.vm, Some(&spec)).await?;
-        if let Err(error) = furnish(&spec.vm, &prepared).await {
-            self.give_up(&spec.vm, prepared).await;
-            return Err(error);
-        }
+        let prepared = self.furnished_cold(&spec.vm, Some(&spec)).await?;
         running(spec.vm, prepared)
     }
 

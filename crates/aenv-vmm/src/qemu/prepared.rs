@@ -30,9 +30,6 @@ use crate::{
 const START_WAIT: Duration = Duration::from_secs(60);
 /// The first command after it.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
-/// Now and then a QEMU 7.2 greets and then never answers a command, under load in one of some hundred starts: its monitor's threads
-/// lose each other. Another process does answer.
-const ATTEMPTS: u32 = 3;
 /// Any single command.
 pub(crate) const COMMAND_WAIT: Duration = Duration::from_secs(30);
 /// Time for the reason of an end to arrive after the connection broke.
@@ -90,24 +87,6 @@ pub(crate) struct Starter<'a> {
 impl Prepared {
     /// Starts a process whose sockets and log are in `folder`, and waits until it answers.
     pub(crate) async fn start(
-        starter: &Starter<'_>,
-        form: Form,
-        folder: &Path,
-        boot: Option<&BootSpec>,
-    ) -> Result<Self, EngineError> {
-        let mut attempt = 1;
-        loop {
-            match Self::start_once(starter, form.clone(), folder, boot).await {
-                Err(error @ EngineError::TimedOut { .. }) if attempt < ATTEMPTS => {
-                    tracing::warn!(%error, attempt, "a VMM that was started does not answer, another one is started");
-                    attempt += 1;
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    async fn start_once(
         starter: &Starter<'_>,
         form: Form,
         folder: &Path,
