@@ -4,9 +4,10 @@ import base64
 import json
 import shlex
 import tempfile
+import uuid
 
 import pytest
-from e2b import Sandbox
+from e2b import Sandbox, Secret
 
 from conftest import wait_for
 from internet import LOGIN, NAMELESS, OTHER, PROXY, SITE, Internet
@@ -168,7 +169,7 @@ def test_names_survive_pause_fork_and_a_killed_server(server, sandbox, internet)
     obeys(sandbox, internet)
 
 
-def test_headers_that_the_guest_does_not_know(sandbox, internet):
+def test_headers_that_the_guest_does_not_know(server, sandbox, internet):
     rules = {"site.test": [{"transform": {"headers": {"Authorization": SECRET, "X-Team": "blue"}}}]}
     sandbox.update_network(named(internet, "site.test", "other.test", rules=rules))
     fetch = "import urllib.request as u; print(u.urlopen('https://site.test/py', timeout=15).read().decode())"
@@ -190,6 +191,24 @@ def test_headers_that_the_guest_does_not_know(sandbox, internet):
     assert "authorization" not in internet.events("http", path="/without")[0]["headers"]
     assert not internet.events("http", path="/lie") and "another host" in found[4][1]
     assert found[5][0] == 60, "a host without rules shows its own certificate, which the guest does not believe"
+
+    # Secrets go out by name: with the value of the moment, or not at all.
+    name = f"egress-{uuid.uuid4().hex[:8]}"
+    Secret.create(name, "first")
+    try:
+        by_name = {"site.test": [{"transform": {"headers": {"X-Key": f"Bearer {Secret.fill(name)}"}}}]}
+        sandbox.update_network(named(internet, "site.test", rules=by_name))
+        assert "first" not in str(server.api("GET", f"/sandboxes/{sandbox.sandbox_id}")[1])
+        assert each(sandbox, strict.format("first"))[0][0] == 0
+        Secret.update(name, "second")
+        assert each(sandbox, strict.format("second"))[0][0] == 0
+    finally:
+        Secret.destroy(name)
+    code, text = each(sandbox, strict.format("gone"))[0]
+    assert code == 0 and "cannot be used" in text and name not in text
+    for path, value in [("/first", "Bearer first"), ("/second", "Bearer second")]:
+        assert internet.events("http", path=path)[0]["headers"]["x-key"] == value
+    assert not internet.events("http", path="/gone")
 
     # A rule alone allows nothing.
     sandbox.update_network(named(internet, "other.test", rules=rules))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aenv_types::{EgressProxy, EgressTarget, HeaderRule, ProxyTls, Token};
+use aenv_types::{EgressProxy, EgressTarget, HeaderRule, ProxyTls, SECRET_PLACEHOLDER, Token};
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -185,18 +185,33 @@ fn header_name(host: &str, name: &str) -> Result<String, ApiError> {
 
 fn check_value(host: &str, header: &str, value: &Token) -> Result<(), ApiError> {
     let value = value.expose();
-    if value.contains("${e2b.") {
+    let fixed = without_secrets(value).ok_or_else(|| {
+        ApiError::bad_request(format!(
+            "rules of {host:?}: the value of {header} names a secret without a closing brace"
+        ))
+    })?;
+    if fixed.contains("${e2b.") {
         return Err(ApiError::bad_request(format!(
-            "rules of {host:?}: the value of {header} has a placeholder; workload identity is not supported by this server"
+            "rules of {host:?}: the value of {header} has a placeholder that names no secret; workload identity is not supported by this server"
         ))
         .with_code("unsupported_option"));
     }
-    if value.len() > MAX_VALUE || HeaderValue::from_str(value).is_err() {
+    if value.len() > MAX_VALUE || HeaderValue::from_str(&fixed).is_err() {
         return Err(ApiError::bad_request(format!(
             "rules of {host:?}: the value of {header} cannot be a header's: at most {MAX_VALUE} visible characters"
         )));
     }
     Ok(())
+}
+
+/// What a value says beside the secrets that it names; `None` when a placeholder has no end.
+fn without_secrets(value: &str) -> Option<String> {
+    let mut pieces = value.split(SECRET_PLACEHOLDER);
+    let mut fixed = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        fixed.push_str(piece.split_once('}')?.1);
+    }
+    Some(fixed)
 }
 
 #[cfg(test)]
@@ -272,5 +287,11 @@ mod tests {
         }
         let identity = parsed(with("a.b", "authorization", "Bearer ${e2b.identity.tokens.aws}")).unwrap_err();
         assert_eq!(identity.error_code, Some("unsupported_option"));
+        let named = parsed(with("a.b", "authorization", "Bearer ${e2b.secrets.Schlüssel} ${e2b.secrets.b}!"))
+            .unwrap();
+        assert!(named[0].headers["authorization"].expose().contains("${e2b.secrets.b}"));
+        for bad in ["${e2b.secrets.open", "${e2b.secrets.a}${e2b.identity.tokens.b}", "${e2b.secrets.a}\n"] {
+            assert_eq!(parsed(with("a.b", "x", bad)).unwrap_err().status, 400, "{bad}");
+        }
     }
 }

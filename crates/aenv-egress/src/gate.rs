@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    Authority, HostName, Trust,
+    Authority, HostName, SecretSource, Trust,
     connection::{self, Refusal},
     dns,
     resolver::{Addresses, ResolveError, Resolver},
@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     pub resolvers: Vec<IpAddr>,
     pub authority: Authority,
     pub trust: Trust,
+    pub secrets: Arc<dyn SecretSource>,
 }
 
 /// What everything in one gate needs.
@@ -54,6 +55,10 @@ impl Context {
 
     pub(crate) fn trust(&self) -> &Trust {
         &self.shared.trust
+    }
+
+    pub(crate) fn secrets(&self) -> &dyn SecretSource {
+        &*self.shared.secrets
     }
 
     pub(crate) fn slot_index(&self) -> u32 {

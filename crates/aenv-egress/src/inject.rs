@@ -7,7 +7,7 @@
 use std::{convert::Infallible, io, io::Cursor, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{Request, Response, StatusCode, Uri, header};
 use http_body_util::{Either, Full};
 use hyper::{
     body::Incoming,
@@ -32,6 +32,7 @@ use crate::{
     dial::dial,
     gate::Context,
     peek::Protocol,
+    secrets::headers,
     tunnel::Stream,
 };
 
@@ -50,7 +51,6 @@ struct Exchange {
     passage: Passage,
     host: HostName,
     protocol: Protocol,
-    headers: HeaderMap,
     /// The connection to the host, from the first request on.
     sender: Mutex<Option<SendRequest<Incoming>>>,
     drivers: Mutex<JoinSet<()>>,
@@ -67,7 +67,6 @@ pub(crate) async fn serve(
     host: HostName,
     protocol: Protocol,
 ) -> Result<(), Refusal> {
-    let headers = headers(&passage, &host);
     let (read, write) = guest.into_split();
     let stream = tokio::io::join(Cursor::new(seen).chain(read), write);
     let exchange = Arc::new(Exchange {
@@ -75,7 +74,6 @@ pub(crate) async fn serve(
         passage,
         host,
         protocol,
-        headers,
         sender: Mutex::default(),
         drivers: Mutex::default(),
         upgraded: Mutex::default(),
@@ -126,8 +124,9 @@ impl Exchange {
                 request.headers_mut().remove(name);
             }
         }
-        for (name, value) in &self.headers {
-            request.headers_mut().insert(name, value.clone());
+        match headers(&self.passage.policy, &self.host, self.context.secrets()).await {
+            Ok(headers) => request.headers_mut().extend(headers),
+            Err(error) => return say(StatusCode::BAD_GATEWAY, &error.to_string()),
         }
         let inside = upgrade.then(|| hyper::upgrade::on(&mut request));
         let mut sender = self.sender.lock().await;
@@ -202,18 +201,6 @@ impl Exchange {
         });
         Ok(sender)
     }
-}
-
-fn headers(passage: &Passage, host: &HostName) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (name, value) in passage.policy.headers_for(host.as_str()).unwrap_or_default() {
-        // Both were checked when the policy was made.
-        if let (Ok(name), Ok(mut value)) = (name.parse::<http::HeaderName>(), HeaderValue::from_str(value)) {
-            value.set_sensitive(true);
-            headers.insert(name, value);
-        }
-    }
-    headers
 }
 
 fn late(who: &str) -> io::Error {

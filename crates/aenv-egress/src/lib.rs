@@ -34,10 +34,12 @@ mod network;
 mod peek;
 mod proxy;
 mod resolver;
+mod secrets;
 mod trust;
 mod tunnel;
 
 pub use authority::{Authority, AuthorityError};
 pub use name::{HostName, ParseHostNameError};
 pub use network::GatedSlots;
+pub use secrets::SecretSource;
 pub use trust::Trust;

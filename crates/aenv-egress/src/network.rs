@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::{net::TcpListener, sync::Mutex};
 
 use crate::{
-    Authority, Trust,
+    Authority, SecretSource, Trust,
     gate::{Gate, Shared},
 };
 
@@ -21,10 +21,11 @@ pub struct GatedSlots {
 }
 
 impl GatedSlots {
-    /// Puts gates before these slots. `authority` speaks for hosts with header rules; `trust` knows the hosts themselves.
-    pub fn new(slots: Slots, authority: Authority, trust: Trust) -> Self {
+    /// Puts gates before these slots. `authority` speaks for hosts with header rules; `trust` knows the hosts themselves; `secrets`
+    /// has what the rules' values name.
+    pub fn new(slots: Slots, authority: Authority, trust: Trust, secrets: Arc<dyn SecretSource>) -> Self {
         let (denied, resolvers) = (slots.denied(), slots.resolvers().to_vec());
-        let shared = Shared { denied, resolvers, authority, trust };
+        let shared = Shared { denied, resolvers, authority, trust, secrets };
         Self { slots, shared: Arc::new(shared), live: parking_lot::Mutex::default() }
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aenv_blockd::Exports;
-use aenv_egress::{Authority, GatedSlots, Trust};
+use aenv_egress::{Authority, GatedSlots, SecretSource, Trust};
 use aenv_image::{ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
 use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings};
@@ -20,7 +20,7 @@ use aenv_vmm::{Engine, EngineReport, EngineSetting, Qemu, QemuConfig, Virtualiza
 use aenv_volume::{Limits, Volumes};
 use anyhow::{Context, bail};
 
-use crate::{artifacts, config::Config, routes::nodes::meminfo};
+use crate::{artifacts, config::Config, routes::nodes::meminfo, secrets::Secrets};
 
 /// The rooms of a node.
 pub struct Node {
@@ -32,6 +32,8 @@ pub struct Node {
     pub images: Images,
     /// Volumes.
     pub volumes: Volumes,
+    /// Secrets.
+    pub secrets: Secrets,
     /// Which engine, and why.
     pub engine: String,
 }
@@ -55,7 +57,8 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     write_remotes(config, home, &backend)?;
     let exports: Arc<dyn Exports> =
         Arc::new(aenv_blockd::launch(home, &blockd).await.context("the data plane cannot be started")?);
-    let network = gated_network(config, home).await?;
+    let secrets = Secrets::open(home)?;
+    let network = gated_network(config, home, Arc::new(secrets.clone())).await?;
     let settings = image_settings(config);
     let images = Images::with_settings(home.clone(), exports.clone(), settings);
     images.recover().await.context("what an interrupted pull left cannot be removed")?;
@@ -79,7 +82,7 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     })
     .await?;
     let templates = Templates::open(home.clone(), repository, orchestrator.clone(), images.clone()).await?;
-    Ok(Node { orchestrator, templates, images, volumes, engine: why })
+    Ok(Node { orchestrator, templates, images, volumes, secrets, engine: why })
 }
 
 /// The QEMU engine of this configuration.
@@ -157,11 +160,15 @@ fn volume_limits(config: &Config) -> Limits {
 }
 
 /// Slots, with gates for what is judged by more than its address.
-async fn gated_network(config: &Config, home: &Home) -> anyhow::Result<Arc<dyn Network>> {
+async fn gated_network(
+    config: &Config,
+    home: &Home,
+    secrets: Arc<dyn SecretSource>,
+) -> anyhow::Result<Arc<dyn Network>> {
     let slots = Slots::open(network(config, home)?).await.context("the network cannot be prepared")?;
     let authority = Authority::open(&home.secrets())?;
     let trust = Trust::load(config.network.egress.extra_ca.as_deref()).context("network.egress.extra_ca")?;
-    Ok(Arc::new(GatedSlots::new(slots, authority, trust)))
+    Ok(Arc::new(GatedSlots::new(slots, authority, trust, secrets)))
 }
 
 fn image_settings(config: &Config) -> ImageSettings {

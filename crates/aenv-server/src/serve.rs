@@ -24,7 +24,6 @@ use crate::{
     node,
     proxy::Proxy,
     routes::{nodes::CpuClock, system},
-    secrets::Secrets,
     spawns::Spawns,
     state::{AppState, Counts, Shared},
     upkeep::Upkeep,
@@ -37,7 +36,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let db = Db::open(&home.path().join("server.db"))?;
     let keys =
         Keys::open(&home, db.clone(), std::env::var("AENV_API_KEY").ok().filter(|key| !key.is_empty()))?;
-    let secrets = Secrets::open(&home)?;
     let listener = TcpListener::bind(&config.api_addr);
     let listener = listener.await.with_context(|| format!("{} cannot be listened on", config.api_addr))?;
     let address = listener.local_addr().context("the listening address")?;
@@ -70,7 +68,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         audit: Audit::open(home.path()).context("the audit log cannot be opened")?,
         limits: Limits::default(),
         volumes: node.volumes,
-        secrets,
+        secrets: node.secrets,
         keys,
         events,
         spawns: Spawns::new(db.clone()),

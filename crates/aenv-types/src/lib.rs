@@ -23,5 +23,7 @@ pub use dial::{Dial, DialFuture};
 pub use digest::{Digest, LayerName, ParseDigestError};
 pub use home::Home;
 pub use id::{BuildId, CheckpointId, ParseIdError, SandboxId, TeamId, TemplateId, Token, VolumeId};
-pub use network::{EgressPolicy, EgressProxy, EgressTarget, HeaderRule, ParseTargetError, ProxyTls};
+pub use network::{
+    EgressPolicy, EgressProxy, EgressTarget, HeaderRule, ParseTargetError, ProxyTls, SECRET_PLACEHOLDER,
+};
 pub use shape::{MachineShape, ShapeError};

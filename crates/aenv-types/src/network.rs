@@ -7,7 +7,9 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use egress::{EgressProxy, HeaderRule, ProxyTls};
+use crate::TeamId;
+
+pub use egress::{EgressProxy, HeaderRule, ProxyTls, SECRET_PLACEHOLDER};
 
 /// What a sandbox may reach. Allow beats deny; the node's always-denied ranges beat both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +27,8 @@ pub struct EgressPolicy {
     pub rules: Vec<HeaderRule>,
     /// Where all outgoing TCP connections that are allowed go through.
     pub proxy: Option<EgressProxy>,
+    /// Whose secrets the values of `rules` may name; `None` without rules.
+    pub team: Option<TeamId>,
 }
 
 impl Default for EgressPolicy {
@@ -36,11 +40,18 @@ impl Default for EgressPolicy {
             dns_servers: Vec::new(),
             rules: Vec::new(),
             proxy: None,
+            team: None,
         }
     }
 }
 
 impl EgressPolicy {
+    /// The policy of a sandbox of this team.
+    pub fn of_team(self, team: &TeamId) -> Self {
+        let team = (!self.rules.is_empty()).then(|| team.clone());
+        Self { team, ..self }
+    }
+
     /// Whether something can be allowed by name only.
     pub fn names_domains(&self) -> bool {
         self.allow.iter().any(|target| matches!(target, EgressTarget::Domain(_)))

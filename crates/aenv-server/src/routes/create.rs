@@ -93,7 +93,7 @@ pub fn options(
         env,
         mounts: volumes::parse(request.volume_mounts.as_deref().unwrap_or_default())?,
         secure: request.secure.unwrap_or(true),
-        egress: network.egress(request.allow_internet_access)?,
+        egress: network.egress(request.allow_internet_access)?.of_team(&caller.team),
         proxy: proxy_options(&network)?,
         network: request
             .network

@@ -33,7 +33,7 @@ async fn replace(
     SandboxPath(id): SandboxPath,
     JsonOr(body): JsonOr<NetworkUpdate>,
 ) -> Result<StatusCode, Failure> {
-    let egress = body.egress()?;
+    let egress = body.egress()?.of_team(&caller.team);
     let view = state.orchestrator.get(&caller.team, &id)?;
     detached(async move {
         let network = merged(&view.network, &body);

@@ -9,7 +9,9 @@ mod store;
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use aenv_api::{ApiError, Secret};
-use aenv_types::{Home, TeamId};
+use aenv_egress::SecretSource;
+use aenv_types::{Home, SECRET_PLACEHOLDER, TeamId, Token};
+use async_trait::async_trait;
 use http::StatusCode;
 
 use crate::db::{Db, DbError};
@@ -232,6 +234,15 @@ impl Secrets {
     }
 }
 
+#[async_trait]
+impl SecretSource for Secrets {
+    async fn fill(&self, team: &TeamId, text: &str) -> Option<Token> {
+        let filled = Self::fill(self, team, text).await;
+        let refused = |error: &ApiError| tracing::warn!(%team, %error, "a header rule names a secret that cannot be used");
+        filled.inspect_err(refused).ok().map(|value| value.0.into())
+    }
+}
+
 fn absent(which: &SecretRef) -> ApiError {
     match which {
         SecretRef::Id(id) => missing(id),
@@ -241,9 +252,8 @@ fn absent(which: &SecretRef) -> ApiError {
 
 /// The first `${e2b.secrets.<name>}`: what is before it, the name, what is after it.
 fn placeholder(text: &str) -> Option<(&str, &str, &str)> {
-    const OPEN: &str = "${e2b.secrets.";
-    let start = text.find(OPEN)?;
-    let inside = &text[start + OPEN.len()..];
+    let start = text.find(SECRET_PLACEHOLDER)?;
+    let inside = &text[start + SECRET_PLACEHOLDER.len()..];
     let end = inside.find('}')?;
     Some((&text[..start], &inside[..end], &inside[end + 1..]))
 }

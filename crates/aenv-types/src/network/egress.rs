@@ -6,12 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::Token;
 
+/// What stands before a secret's name in a header's value, and `}` after it.
+pub const SECRET_PLACEHOLDER: &str = "${e2b.secrets.";
+
 /// Headers that requests to a host are given. The values may be secrets that the guest must not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderRule {
     /// A domain, or `*.domain` for all below it. Lowercase.
     pub host: String,
-    /// Lowercase names, and values that replace what the guest sent.
+    /// Lowercase names, and values that replace what the guest sent. `${e2b.secrets.<name>}` in a value stands for the secret's
+    /// current value.
     pub headers: BTreeMap<String, Token>,
 }
 
