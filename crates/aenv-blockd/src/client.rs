@@ -280,6 +280,10 @@ impl Exports for Client {
         ExportKind::Fuse
     }
 
+    async fn instance(&self) -> Result<u32, ExportError> {
+        self.pid().await
+    }
+
     async fn open_disk(&self, export: DiskExport) -> Result<PathBuf, ExportError> {
         match self.call(Call::OpenDisk { export }).await? {
             Answer::Opened { path } => Ok(path),

@@ -132,6 +132,11 @@ pub trait Exports: Send + Sync {
     /// Lets go of a memory image; missing is no error.
     async fn close_memory(&self, holder: &str) -> Result<(), ExportError>;
 
+    /// Which process shows them: what a VMM opened of an earlier one is lost to it. (0 where there is never another.)
+    async fn instance(&self) -> Result<u32, ExportError> {
+        Ok(0)
+    }
+
     /// Everything that is shown.
     async fn list(&self) -> Result<Vec<ExportInfo>, ExportError>;
 }
