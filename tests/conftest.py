@@ -146,6 +146,12 @@ class Server:
                 continue
         return found
 
+    def metric(self, name):
+        """A number of `GET /metrics`; 0 before it was counted."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        values = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
+        return int(float(values[0])) if values else 0
+
     def pid(self, name):
         """Of the server or of its blockd."""
         return self.process.pid if name == "server" else int((self.runtime / "blockd.pid").read_text())

@@ -1,9 +1,14 @@
 //! Admission: memory and slots are reserved before any work begins, so that a full node says so at once.
 //!
 //! A [`Permit`] is what a running sandbox holds; it goes back when the VMM is gone. Launches that were admitted take turns in
-//! the order in which they came.
+//! the order in which they came. A standby holds memory only, and leaves some of it alone; its permit becomes a sandbox's when
+//! it is claimed.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aenv_types::TeamId;
 use parking_lot::Mutex;
@@ -17,11 +22,17 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// The same when a team has all that it may have: somebody of the team has to give something up.
 const TEAM_RETRY_AFTER: Duration = Duration::from_secs(5);
 
+/// One part in so many of the node's memory is left free by standbys, so that few creates have to wait for one to end.
+const LEFT_BY_STANDBYS: u64 = 8;
+
 /// The node's capacity.
 pub(crate) struct Admission {
     limits: Limits,
     used: Mutex<Used>,
     turns: Arc<Semaphore>,
+    parallel: usize,
+    /// When a launch ended last.
+    launched: Mutex<Option<Instant>>,
 }
 
 struct Limits {
@@ -79,42 +90,92 @@ impl Claim {
     }
 }
 
+/// Why nothing was reserved.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The node lacks so much memory.
+    Memory { missing_mib: u64, error: SandboxError },
+    /// Something that giving up standbys does not help.
+    Other(SandboxError),
+}
+
+impl From<SandboxError> for Refusal {
+    fn from(error: SandboxError) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<Refusal> for SandboxError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Memory { error, .. } | Refusal::Other(error) => error,
+        }
+    }
+}
+
+/// A turn to launch; the next one's when dropped.
+pub(crate) struct Turn {
+    admission: Arc<Admission>,
+    _permit: OwnedSemaphorePermit,
+}
+
 /// A reserved place. Given back when dropped.
 pub(crate) struct Permit {
     admission: Arc<Admission>,
-    /// `None` for a hidden sandbox, which counts for no team.
+    /// `None` for a hidden sandbox and for a standby, which count for no team.
     team: Option<TeamId>,
     load: Load,
 }
 
 impl Admission {
     pub(crate) fn new(settings: &Settings) -> Self {
+        let parallel = settings.parallel_launches.max(1);
         Self {
             limits: Limits { running: settings.max_running, memory_mib: settings.memory_mib },
             used: Mutex::new(Used::default()),
-            turns: Arc::new(Semaphore::new(settings.parallel_launches.max(1))),
+            turns: Arc::new(Semaphore::new(parallel)),
+            parallel,
+            launched: Mutex::default(),
         }
     }
 
     /// Reserves a place, or says at once what has run out: for the node, or for the team.
-    pub(crate) fn reserve(self: &Arc<Self>, claim: &Claim) -> Result<Permit, SandboxError> {
+    pub(crate) fn reserve(self: &Arc<Self>, claim: &Claim) -> Result<Permit, Refusal> {
         let load = claim.load();
         let mut used = self.used.lock();
-        if !claim.hidden {
-            let team = used.teams.get(&claim.team).copied().unwrap_or_default();
-            within(claim.limits, team, load)?;
-        }
-        if used.all.running + load.running > self.limits.running {
-            return Err(full(format!("all {} places are taken", self.limits.running)));
-        }
+        self.place(&used, claim)?;
         if used.all.memory_mib + load.memory_mib > self.limits.memory_mib {
             let left = self.limits.memory_mib.saturating_sub(used.all.memory_mib);
-            return Err(full(format!(
+            let error = full(format!(
                 "{} MiB of memory are needed and {left} of {} MiB are free",
                 load.memory_mib, self.limits.memory_mib
-            )));
+            ));
+            let missing_mib = used.all.memory_mib + load.memory_mib - self.limits.memory_mib;
+            return Err(Refusal::Memory { missing_mib, error });
         }
         Ok(self.take(&mut used, claim))
+    }
+
+    /// Reserves memory for a standby, if enough is left then.
+    pub(crate) fn reserve_ahead(self: &Arc<Self>, memory_mib: u32) -> Option<Permit> {
+        let load = Load { running: 0, memory_mib: u64::from(memory_mib) };
+        let mut used = self.used.lock();
+        let usable = self.limits.memory_mib - self.limits.memory_mib / LEFT_BY_STANDBYS;
+        if used.all.memory_mib + load.memory_mib > usable {
+            return None;
+        }
+        used.all.add(load);
+        Some(Permit { admission: Arc::clone(self), team: None, load })
+    }
+
+    /// Makes a standby's permit a sandbox's, or says what has run out, for the node or for the team, and leaves it as it is.
+    pub(crate) fn promote(&self, permit: &mut Permit, claim: &Claim) -> Result<(), SandboxError> {
+        let mut used = self.used.lock();
+        self.place(&used, claim)?;
+        used.all.remove(permit.load);
+        permit.load = claim.load();
+        permit.team = used.add(claim);
+        Ok(())
     }
 
     /// Counts a sandbox that runs already, whatever the limits say.
@@ -124,18 +185,68 @@ impl Admission {
     }
 
     /// Waits for a turn to launch, first come, first served.
-    pub(crate) async fn turn(&self) -> OwnedSemaphorePermit {
-        Arc::clone(&self.turns).acquire_owned().await.expect("the semaphore of turns is never closed")
+    pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        Turn { admission: Arc::clone(self), _permit: turn.expect("the semaphore of turns is never closed") }
+    }
+
+    /// A turn, if one is free.
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+        let turn = Arc::clone(&self.turns).try_acquire_owned().ok()?;
+        Some(Turn { admission: Arc::clone(self), _permit: turn })
+    }
+
+    /// A turn for what nobody waits for: only if no launch is under way or waits, and none has ended within `quiet`.
+    pub(crate) fn idle_turn(self: &Arc<Self>, quiet: Duration) -> Option<Turn> {
+        let busy = self.turns.available_permits() < self.parallel;
+        if busy || self.launched.lock().is_some_and(|at| at.elapsed() < quiet) {
+            return None;
+        }
+        self.try_turn()
+    }
+
+    /// Refuses what goes beyond the team's limits, or the node's places.
+    fn place(&self, used: &Used, claim: &Claim) -> Result<(), SandboxError> {
+        let load = claim.load();
+        if !claim.hidden {
+            let team = used.teams.get(&claim.team).copied().unwrap_or_default();
+            within(claim.limits, team, load)?;
+        }
+        if used.all.running + load.running > self.limits.running {
+            return Err(full(format!("all {} places are taken", self.limits.running)));
+        }
+        Ok(())
     }
 
     fn take(self: &Arc<Self>, used: &mut Used, claim: &Claim) -> Permit {
+        let team = used.add(claim);
+        Permit { admission: Arc::clone(self), team, load: claim.load() }
+    }
+}
+
+impl Used {
+    /// Counts a sandbox; returns the team that it counts for.
+    fn add(&mut self, claim: &Claim) -> Option<TeamId> {
         let load = claim.load();
-        used.all.add(load);
+        self.all.add(load);
         let team = (!claim.hidden).then(|| claim.team.clone());
         if let Some(team) = &team {
-            used.teams.entry(team.clone()).or_default().add(load);
+            self.teams.entry(team.clone()).or_default().add(load);
         }
-        Permit { admission: Arc::clone(self), team, load }
+        team
+    }
+}
+
+impl Permit {
+    /// Memory that it stands for.
+    pub(crate) fn memory_mib(&self) -> u64 {
+        self.load.memory_mib
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.admission.launched.lock() = Some(Instant::now());
     }
 }
 
@@ -180,8 +291,8 @@ fn full(reason: String) -> SandboxError {
 mod tests {
     use super::*;
 
-    fn admission(max_running: u32, memory_mib: u64) -> Arc<Admission> {
-        Arc::new(Admission::new(&Settings {
+    fn limited(max_running: u32, memory_mib: u64) -> Admission {
+        Admission::new(&Settings {
             max_running,
             memory_mib,
             auto_resume_min_timeout: Duration::from_secs(300),
@@ -189,7 +300,12 @@ mod tests {
             parallel_launches: 1,
             cache_bytes: 0,
             blobs: crate::Blobs::Elsewhere,
-        }))
+            standby: crate::StandbySettings::OFF,
+        })
+    }
+
+    fn admission(max_running: u32, memory_mib: u64) -> Arc<Admission> {
+        Arc::new(limited(max_running, memory_mib))
     }
 
     fn claim(team: &str, memory_mib: u32, limits: TeamLimits) -> Claim {
@@ -203,7 +319,8 @@ mod tests {
             node.reserve(&Claim { hidden, ..claim("red", memory_mib, TeamLimits::default()) })
         };
         let first = reserve(600, false).unwrap();
-        assert!(matches!(reserve(600, false), Err(SandboxError::Full { .. })));
+        let full = reserve(600, false).map(drop).unwrap_err();
+        assert!(matches!(full, Refusal::Memory { missing_mib: 200, error: SandboxError::Full { .. } }));
         let second = reserve(400, false).unwrap();
         assert!(reserve(0, false).is_err(), "a third place was given");
         assert!(reserve(0, true).is_ok(), "hidden sandboxes take no place");
@@ -229,8 +346,8 @@ mod tests {
         let node = admission(100, 2000);
         let limits = TeamLimits { running: Some(3), memory_mib: Some(500) };
         let refused = |claim: &Claim| match node.reserve(claim) {
-            Err(SandboxError::TeamFull { what, .. }) => what,
-            Err(other) => panic!("{other}"),
+            Err(Refusal::Other(SandboxError::TeamFull { what, .. })) => what,
+            Err(other) => panic!("{other:?}"),
             Ok(_) => panic!("a place was given"),
         };
         let large = node.reserve(&claim("red", 400, limits)).unwrap();
@@ -244,6 +361,41 @@ mod tests {
         assert!(node.reserve(&claim("red", 10, TeamLimits::default())).is_ok());
         drop((large, small, build, other));
         assert!(node.used.lock().teams.is_empty());
+    }
+
+    #[test]
+    fn a_standby_holds_memory_until_it_is_claimed() {
+        let node = admission(2, 800);
+        let limits = TeamLimits { running: Some(1), memory_mib: None };
+        let mut standbys = [node.reserve_ahead(300).unwrap(), node.reserve_ahead(300).unwrap()];
+        assert!(node.reserve_ahead(101).is_none(), "an eighth stays free");
+        let missing = node.reserve(&claim("red", 400, limits)).map(drop).unwrap_err();
+        assert!(matches!(missing, Refusal::Memory { missing_mib: 200, .. }));
+        let [first, second] = &mut standbys;
+        node.promote(first, &claim("red", 300, limits)).unwrap();
+        let refused = node.promote(second, &claim("red", 300, limits)).unwrap_err();
+        assert!(matches!(refused, SandboxError::TeamFull { what: TeamResource::Running, .. }));
+        let third = node.reserve(&claim("blue", 200, limits)).map_err(SandboxError::from).unwrap();
+        let refused = node.promote(second, &claim("green", 300, limits)).unwrap_err();
+        assert!(matches!(refused, SandboxError::Full { .. }), "a place was given beyond the limit");
+        assert_eq!(node.used.lock().all, Load { running: 2, memory_mib: 800 });
+        drop((standbys, third));
+        assert_eq!(node.used.lock().all, Load::default());
+        assert!(node.used.lock().teams.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_idle_turn_is_given_only_when_nobody_launches() {
+        let node =
+            Arc::new(Admission { parallel: 2, turns: Arc::new(Semaphore::new(2)), ..limited(9, 1000) });
+        let turn = node.turn().await;
+        assert!(node.idle_turn(Duration::ZERO).is_none());
+        drop(turn);
+        assert!(node.idle_turn(Duration::from_secs(60)).is_none());
+        let idle = node.idle_turn(Duration::ZERO).unwrap();
+        assert!(node.idle_turn(Duration::ZERO).is_none());
+        assert!(node.try_turn().is_some());
+        drop(idle);
     }
 
     #[tokio::test]

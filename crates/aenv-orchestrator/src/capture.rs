@@ -101,7 +101,8 @@ async fn steps(
     held: &mut Vec<Fresh>,
 ) -> Result<Checkpoint, SandboxError> {
     let seals = take::plan_seals(node, record, held)?;
-    let notes = seals.iter().map(|seal| note(record, &seal_note(&seal.drive), &seal.layer));
+    let notes =
+        seals.iter().map(|seal| note(&record.id, record.generation, &seal_note(&seal.drive), &seal.layer));
     let notes: Result<Vec<_>, _> = notes.map(|note| note.map(Change::Note)).collect();
     node.journal.commit(notes?, Survives::Crash).await?;
     let memory = NewBlob::new(node, held);

@@ -5,7 +5,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use aenv_blockd::Exports;
 use aenv_net::Network;
 use aenv_types::{
-    CacheRecord, Checkpoint, EgressPolicy, EngineStamp, Home, LayerName, SandboxId, TeamId, Token,
+    CacheRecord, Checkpoint, CheckpointId, EgressPolicy, EngineStamp, Home, LayerName, SandboxId, TeamId,
+    Token,
 };
 use aenv_vmm::Engine;
 use aenv_volume::Volumes;
@@ -25,6 +26,7 @@ use crate::{
     reconcile,
     sandbox::{Command, NetworkChange, Published, Stage, spawn_new},
     seams::Seams,
+    standby,
 };
 
 /// Children of one fork.
@@ -78,6 +80,24 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Where committed blobs lie, beside the copies on this node.
     pub blobs: Blobs,
+    /// Sandboxes that are launched ahead.
+    pub standby: StandbySettings,
+}
+
+/// Which checkpoints are launched ahead of creates. Zero of anything: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StandbySettings {
+    /// For each checkpoint.
+    pub count: usize,
+    /// Checkpoints, those that were used last.
+    pub templates: usize,
+    /// From the last create on.
+    pub keep: Duration,
+}
+
+impl StandbySettings {
+    /// None at all.
+    pub const OFF: Self = Self { count: 0, templates: 0, keep: Duration::ZERO };
 }
 
 /// Where committed blobs lie.
@@ -138,6 +158,7 @@ impl Orchestrator {
         let node = Box::pin(reconcile::start(parts, seams, crash)).await?;
         node.tasks.spawn(metrics::run(Arc::clone(&node)));
         node.tasks.spawn(collector::run(Arc::clone(&node)));
+        node.tasks.spawn(standby::keep(Arc::clone(&node)));
         Ok(Self { node })
     }
 
@@ -155,22 +176,35 @@ impl Orchestrator {
             return Err(SandboxError::BadCheckpoint { id: checkpoint.id.clone(), reason });
         }
         self.node.disk_room()?;
-        let permit = self.node.admission.reserve(&Claim {
+        let claim = Claim {
             team: request.team.clone(),
             memory_mib: shape.memory_mib,
             hidden: request.hidden,
             limits: request.limits,
-        })?;
+        };
         // From here on the work belongs to a task: a caller that goes away cancels nothing.
         let node = Arc::clone(&self.node);
         let work = self.node.tasks.spawn(async move {
             let pin = node.checkpoints.pin(&checkpoint.id);
-            let put = node.checkpoints.put(&checkpoint).await;
-            put.map_err(|error| {
-                node.explain(SandboxError::internal("the checkpoint's manifest could not be written", error))
-            })?;
-            let answer = spawn_new(&node, request, permit, pin);
-            answer.await.unwrap_or(Err(SandboxError::ShuttingDown)).map_err(|error| node.explain(error))
+            let usual = node.standbys.serves(&request);
+            let claimed = if usual { node.standbys.claim(&node, &checkpoint.id, &claim)? } else { None };
+            let (permit, standby) = match claimed {
+                Some((permit, standby)) => (permit, Some(standby)),
+                None => (node.reserve(&claim).await?, None),
+            };
+            if let Err(error) = node.checkpoints.put(&checkpoint).await {
+                if let Some(standby) = standby {
+                    standby.discard(&node).await;
+                }
+                let text = "the checkpoint's manifest could not be written";
+                return Err(node.explain(SandboxError::internal(text, error)));
+            }
+            let answer = spawn_new(&node, request, permit, standby, pin);
+            let answer = answer.await.unwrap_or(Err(SandboxError::ShuttingDown));
+            if usual && answer.is_ok() {
+                node.standbys.want(&checkpoint);
+            }
+            answer.map_err(|error| node.explain(error))
         });
         work.await.unwrap_or(Err(SandboxError::ShuttingDown))
     }
@@ -198,8 +232,10 @@ impl Orchestrator {
         }
         let record = now.record;
         let claim = Claim::of(&record);
-        let place = |_| self.node.admission.reserve(&claim);
-        let places: Vec<_> = (0..count).map(place).collect();
+        let mut places = Vec::new();
+        for _ in 0..count {
+            places.push(self.node.reserve(&claim).await);
+        }
         if places.iter().all(Result::is_err) {
             return Ok(places.into_iter().filter_map(Result::err).map(Err).collect());
         }
@@ -389,6 +425,16 @@ impl Orchestrator {
     /// rollback do by themselves. A pause is never refused: it has the reserve.
     pub fn disk_room(&self) -> Result<(), SandboxError> {
         self.node.disk_room()
+    }
+
+    /// Sandboxes that were launched ahead and wait for a create.
+    pub fn standbys(&self) -> usize {
+        self.node.standbys.ready()
+    }
+
+    /// Ends the standbys of a checkpoint that nobody will ask for again.
+    pub fn forget_standbys(&self, checkpoint: &CheckpointId) {
+        self.node.standbys.forget(checkpoint);
     }
 
     /// Lets the collector look at once instead of at its time.

@@ -3,18 +3,27 @@
 //! Independent steps run side by side: the slot, the memory image and the disks; then the VMM; then envd's answer to `/init`
 //! together with the journal's commit. Whatever was made is noted before it is used and taken down again if a later
 //! step fails.
+//!
+//! Up to the point where the vCPUs run, nothing depends on whose sandbox it will be: a standby is launched so far
+//! [`ahead()`], and goes on from there when it is claimed.
 
+mod ahead;
 mod generation;
 mod place;
 mod ready;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aenv_net::NetworkError;
-use aenv_types::{Checkpoint, DiskImage};
-use aenv_vmm::{BootSpec, EngineError, LaunchSpec, VmSpec};
+use aenv_types::{Checkpoint, DiskImage, EgressPolicy, MachineShape, SandboxId};
+use aenv_vmm::{BootSpec, EngineError, LaunchSpec, Vm, VmSpec};
+use aenv_volume::VolumeMount;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use ahead::{Ahead, Awake, ahead};
 pub(crate) use generation::{Generation, Parts, remove_folders, remove_uppers};
 pub(crate) use place::{drive_export, files, serve_volumes};
 pub(crate) use ready::greet;
@@ -61,17 +70,36 @@ pub(crate) struct Order<'a> {
     pub permit: Permit,
     /// Ends the launch early.
     pub stop: &'a CancellationToken,
+    /// A standby that has the record's id, and whose vCPUs run already.
+    pub awake: Option<Awake>,
+}
+
+/// What is to be made before vCPUs can run.
+struct Machine<'a> {
+    id: &'a SandboxId,
+    generation: u64,
+    shape: MachineShape,
+    checkpoint: &'a Checkpoint,
+    start: Start,
+    egress: &'a EgressPolicy,
+    volumes: &'a [VolumeMount],
 }
 
 /// Launches; returns the record as it is now (journaled, and its guest has answered) and what runs.
-pub(crate) async fn launch(node: &Node, order: Order<'_>) -> Result<(Record, Generation), SandboxError> {
-    let asked = Instant::now();
-    let _turn = tokio::select! {
-        turn = node.admission.turn() => turn,
-        () = order.stop.cancelled() => return Err(SandboxError::Deleted(order.record.id.clone())),
+pub(crate) async fn launch(node: &Node, mut order: Order<'_>) -> Result<(Record, Generation), SandboxError> {
+    let (_turn, mut parts, mut timings) = match order.awake.take() {
+        // The work was done in an earlier turn; this one only tells that a guest is coming up.
+        Some(Awake { parts, timings, .. }) => (node.admission.try_turn(), parts, timings),
+        None => {
+            let asked = Instant::now();
+            let turn = tokio::select! {
+                turn = node.admission.turn() => turn,
+                () = order.stop.cancelled() => return Err(SandboxError::Deleted(order.record.id.clone())),
+            };
+            let timings = Timings { queue_ms: milliseconds(asked), ..Timings::default() };
+            (Some(turn), Parts::default(), timings)
+        }
     };
-    let mut timings = Timings { queue_ms: milliseconds(asked), ..Timings::default() };
-    let mut parts = Parts::default();
     let outcome = steps(node, &order, &mut parts, &mut timings).await;
     let id = order.record.id.clone();
     match outcome {
@@ -97,45 +125,27 @@ async fn steps(
     let Order { checkpoint, start, stop, .. } = order;
     let cold = *start == Start::Boot;
     let mut record = next_record(order);
-    let go_on = || match stop.is_cancelled() {
-        true => Err(SandboxError::Deleted(order.record.id.clone())),
-        false => Ok(()),
+    let vm = match parts.vm() {
+        Some(vm) => vm,
+        None => {
+            let machine = Machine {
+                id: &record.id,
+                generation: record.generation,
+                shape: record.shape,
+                checkpoint,
+                start: *start,
+                egress: &record.egress,
+                volumes: &record.volumes,
+            };
+            let vm = assemble(node, &machine, parts, timings, stop).await?;
+            if !cold {
+                let begun = Instant::now();
+                vm.resume().await.map_err(|error| engine_error(&record.id, checkpoint, error))?;
+                timings.restore_ms += milliseconds(begun);
+            }
+            vm
+        }
     };
-
-    let begun = Instant::now();
-    let placed = place::place(node, &record, checkpoint, *start, parts).await?;
-    timings.place_ms = milliseconds(begun);
-    go_on()?;
-
-    let begun = Instant::now();
-    let vm = VmSpec {
-        sandbox: record.id.clone(),
-        shape: record.shape,
-        ram: placed.ram,
-        drives: placed.drives,
-        netns: placed.netns,
-        runtime: node.home.sandbox_runtime(&record.id),
-        serial_log: node.home.sandbox(&record.id).join("serial.log"),
-    };
-    let vm = if cold {
-        let (kernel, initramfs) = (node.kernel.clone(), node.initramfs.clone());
-        node.engine.boot(BootSpec { vm, kernel, initramfs, cmdline: String::new() }).await
-    } else {
-        let missing = || SandboxError::BadCheckpoint {
-            id: checkpoint.id.clone(),
-            reason: "its manifest names no vm state".into(),
-        };
-        let state = checkpoint.vm_state.ok_or_else(missing)?;
-        let stamp = checkpoint.engine.clone().ok_or_else(missing)?;
-        node.engine.launch(LaunchSpec { vm, state: node.home.layer(&state.name), stamp }).await
-    };
-    let vm = parts.started(vm.map_err(|error| engine_error(&record, checkpoint, error))?);
-    node.crash.pass("launch.vm").await;
-    let note = vm_note(&record, &vm.record())?;
-    node.journal.commit(vec![Change::Note(note)], Survives::Crash).await?;
-    node.crash.pass("launch.noted").await;
-    timings.restore_ms = milliseconds(begun);
-    go_on()?;
 
     // The journal's sync takes as long as the guest's answer: they run together. A server that dies in between finds a
     // running sandbox that nobody was told of, sends `/init` again, and lets its deadline take it.
@@ -155,6 +165,59 @@ async fn steps(
     // The deadline counts from now, and needs no sync: after a power failure this sandbox does not run.
     node.journal.put(&record, Survives::Crash).await?;
     Ok(record)
+}
+
+/// Places a machine and starts its VMM. Its vCPUs stand, unless it boots.
+async fn assemble(
+    node: &Node,
+    machine: &Machine<'_>,
+    parts: &mut Parts,
+    timings: &mut Timings,
+    stop: &CancellationToken,
+) -> Result<Arc<dyn Vm>, SandboxError> {
+    let Machine { id, checkpoint, .. } = *machine;
+    let go_on = || match stop.is_cancelled() {
+        true => Err(SandboxError::Deleted(id.clone())),
+        false => Ok(()),
+    };
+    let begun = Instant::now();
+    let placed = place::place(node, machine, parts).await?;
+    timings.place_ms = milliseconds(begun);
+    go_on()?;
+
+    let begun = Instant::now();
+    let vm = VmSpec {
+        sandbox: id.clone(),
+        shape: machine.shape,
+        ram: placed.ram,
+        drives: placed.drives,
+        netns: placed.netns,
+        runtime: node.home.sandbox_runtime(id),
+        serial_log: node.home.sandbox(id).join("serial.log"),
+    };
+    let vm = match machine.start {
+        Start::Boot => {
+            let (kernel, initramfs) = (node.kernel.clone(), node.initramfs.clone());
+            node.engine.boot(BootSpec { vm, kernel, initramfs, cmdline: String::new() }).await
+        }
+        Start::Continue => {
+            let missing = || SandboxError::BadCheckpoint {
+                id: checkpoint.id.clone(),
+                reason: "its manifest names no vm state".into(),
+            };
+            let state = checkpoint.vm_state.ok_or_else(missing)?;
+            let stamp = checkpoint.engine.clone().ok_or_else(missing)?;
+            node.engine.launch(LaunchSpec { vm, state: node.home.layer(&state.name), stamp }).await
+        }
+    };
+    let vm = parts.started(vm.map_err(|error| engine_error(id, checkpoint, error))?);
+    node.crash.pass("launch.vm").await;
+    let note = note(id, machine.generation, VM_NOTE, &vm.record())?;
+    node.journal.commit(vec![Change::Note(note)], Survives::Crash).await?;
+    node.crash.pass("launch.noted").await;
+    timings.restore_ms = milliseconds(begun);
+    go_on()?;
+    Ok(vm)
 }
 
 /// The record of the generation that is about to begin.
@@ -177,17 +240,14 @@ fn launched(checkpoint: &Checkpoint, record: &Record, cold: bool) -> Launched {
         _ => Vec::new(),
     };
     let disks = checkpoint.disks.iter().enumerate();
-    let disks = disks.map(|(index, disk)| DiskImage { size: disk_size(record, index, disk), ..disk.clone() });
+    let disks =
+        disks.map(|(index, disk)| DiskImage { size: disk_size(record.shape, index, disk), ..disk.clone() });
     Launched { cold, memory, disks: disks.collect() }
 }
 
 /// The root disk may be larger than what it was captured with, when the machine boots.
-fn disk_size(record: &Record, index: usize, disk: &DiskImage) -> u64 {
-    if index == 0 { disk.size.max(record.shape.disk_bytes()) } else { disk.size }
-}
-
-fn vm_note(record: &Record, vm: &aenv_vmm::VmRecord) -> Result<Note, SandboxError> {
-    note(record, VM_NOTE, vm)
+fn disk_size(shape: MachineShape, index: usize, disk: &DiskImage) -> u64 {
+    if index == 0 { disk.size.max(shape.disk_bytes()) } else { disk.size }
 }
 
 /// Why rules could not be set.
@@ -195,21 +255,24 @@ pub(crate) fn policy_error(error: NetworkError) -> SandboxError {
     SandboxError::internal("the sandbox's network rules could not be set", error)
 }
 
-/// A note of the record's generation.
-pub(crate) fn note(record: &Record, key: &str, value: &impl serde::Serialize) -> Result<Note, SandboxError> {
+/// A note of a generation.
+pub(crate) fn note(
+    id: &SandboxId,
+    generation: u64,
+    key: &str,
+    value: &impl serde::Serialize,
+) -> Result<Note, SandboxError> {
     let value = serde_json::to_string(value)
         .map_err(|error| SandboxError::internal("the node's journal could not be written", error))?;
-    Ok(Note { sandbox: record.id.clone(), key: key.into(), generation: record.generation, value })
+    Ok(Note { sandbox: id.clone(), key: key.into(), generation, value })
 }
 
-fn engine_error(record: &Record, checkpoint: &Checkpoint, error: EngineError) -> SandboxError {
+fn engine_error(id: &SandboxId, checkpoint: &Checkpoint, error: EngineError) -> SandboxError {
     match error {
         EngineError::Incompatible(reason) => {
             SandboxError::BadCheckpoint { id: checkpoint.id.clone(), reason }
         }
-        error => {
-            SandboxError::internal(format!("the VM of sandbox {} could not be started", record.id), error)
-        }
+        error => SandboxError::internal(format!("the VM of sandbox {id} could not be started"), error),
     }
 }
 

@@ -27,6 +27,7 @@ mod reconcile;
 pub mod request;
 mod sandbox;
 mod seams;
+mod standby;
 pub mod view;
 
 #[cfg(test)]
@@ -35,7 +36,7 @@ mod tests;
 pub use crash::{CRASH_POINTS, CRASH_VARIABLE};
 pub use error::{SandboxError, TeamResource};
 pub use expiries::Expiry;
-pub use handle::{Blobs, CacheListing, Orchestrator, Parts, Settings, StartError, Wake};
+pub use handle::{Blobs, CacheListing, Orchestrator, Parts, Settings, StandbySettings, StartError, Wake};
 pub use home_lock::HomeLock;
 pub use request::{
     CaptureMode, CreateRequest, Lifecycle, OnTimeout, PauseMode, ProxyOptions, TeamLimits, Timeout,

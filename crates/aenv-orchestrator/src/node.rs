@@ -13,13 +13,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     CacheListing, HomeLock, SandboxError, Settings,
-    admission::Admission,
+    admission::{Admission, Claim, Permit, Refusal},
     checkpoints::Checkpoints,
     crash::CrashPoints,
     expiries::Expiries,
     journal::Journal,
     sandbox::{Cell, Record},
     seams::Seams,
+    standby::Standbys,
 };
 
 /// A node.
@@ -41,6 +42,7 @@ pub(crate) struct Node {
     pub journal: Journal,
     pub checkpoints: Checkpoints,
     pub admission: Arc<Admission>,
+    pub standbys: Standbys,
     /// Turns of sandboxes whose deadline has passed.
     pub expiries: Semaphore,
     /// What was done to them.
@@ -58,6 +60,21 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Reserves a place, or says at once what has run out. Where it is the node's memory, standbys are given up first.
+    pub(crate) async fn reserve(self: &Arc<Self>, claim: &Claim) -> Result<Permit, SandboxError> {
+        loop {
+            match self.admission.reserve(claim) {
+                Ok(permit) => return Ok(permit),
+                Err(Refusal::Memory { missing_mib, error }) => {
+                    if !self.standbys.give_up(self, missing_mib).await {
+                        return Err(error);
+                    }
+                }
+                Err(Refusal::Other(error)) => return Err(error),
+            }
+        }
+    }
+
     /// Refuses new work when the disk is nearly full.
     pub(crate) fn disk_room(&self) -> Result<(), SandboxError> {
         let path = self.home.path();

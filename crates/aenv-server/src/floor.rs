@@ -139,6 +139,7 @@ impl Floor<'_> {
         let envd = EnvdClient::new(slot.clone(), None);
         let began = Instant::now();
         let vm = engine.launch(spec).await?;
+        vm.resume().await?;
         envd.health(ANSWER).await?;
         launch.push(ms(began.elapsed()));
         for _ in 0..3 {

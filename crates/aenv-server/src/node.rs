@@ -11,7 +11,7 @@ use aenv_blockd::Exports;
 use aenv_egress::{Authority, GatedSlots, SecretSource, Trust};
 use aenv_image::{ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
-use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings};
+use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, StandbySettings};
 use aenv_remote::{CacheSettings, Remotes};
 use aenv_repository::{Backend, Layers, OssConfig, Repository};
 use aenv_template::Templates;
@@ -266,5 +266,10 @@ fn limits(config: &Config, blobs: Blobs) -> Settings {
         parallel_launches: config.orchestrator.parallel_launches.unwrap_or(cores * 2),
         cache_bytes: config.image.cache.capacity_gb.saturating_mul(1 << 30),
         blobs,
+        standby: StandbySettings {
+            count: config.orchestrator.standby.count,
+            templates: config.orchestrator.standby.templates,
+            keep: Duration::from_secs(config.orchestrator.standby.keep_secs),
+        },
     }
 }

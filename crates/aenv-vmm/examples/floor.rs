@@ -64,6 +64,7 @@ async fn launches(name: &str, bench: &Bench, capture: &Capture, qemu: &Qemu, rou
         }
         let start = Instant::now();
         let vm = qemu.launch(spec).await.unwrap();
+        vm.resume().await.unwrap();
         running.push(start.elapsed());
         let mut agent = place.netns.connect();
         assert!(agent.ask("ping").starts_with("pong "));

@@ -165,7 +165,7 @@ pub trait Engine: Send + Sync {
     /// Boots a VM; returns when the VMM runs (not when the guest is up).
     async fn boot(&self, spec: BootSpec) -> Result<Box<dyn Vm>, EngineError>;
 
-    /// Continues a VM from a checkpoint; returns when its vCPUs run.
+    /// Loads a VM from a checkpoint; returns when its state is there. Its vCPUs stand until [`Vm::resume`].
     async fn launch(&self, spec: LaunchSpec) -> Result<Box<dyn Vm>, EngineError>;
 
     /// Takes over a VM that outlived the server.

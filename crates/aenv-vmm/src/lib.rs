@@ -1,6 +1,6 @@
 //! Engines behind one small trait. Nothing above this room knows which engine runs.
 //!
-//! An engine starts a VM cold or from a checkpoint, stops and continues its vCPUs, saves its vm state and ends it. Memory is
+//! An engine boots a VM or loads it from a checkpoint, stops and continues its vCPUs, saves its vm state and ends it. Memory is
 //! always a private mapping of the file in [`VmSpec::ram`], so that what a guest changed is the anonymous pages of that
 //! mapping; capturing them is `aenv-memory`'s work, not the engine's.
 

@@ -48,6 +48,11 @@ impl Parts {
         vm
     }
 
+    /// The VM, if there is one yet.
+    pub(super) fn vm(&self) -> Option<Arc<dyn Vm>> {
+        self.vm.clone()
+    }
+
     /// The way into the guest.
     pub(super) fn dial(&self) -> Option<Arc<dyn Dial>> {
         self.slot.clone().map(|slot| slot as Arc<dyn Dial>)

@@ -10,12 +10,11 @@ use aenv_volume::{Serving, VolumeMount};
 use futures::future::join_all;
 use std::sync::Arc;
 
-use super::{Parts, SLOT_NOTE, Start, disk_size, generation::remove_uppers, note, policy_error};
+use super::{Machine, Parts, SLOT_NOTE, Start, disk_size, generation::remove_uppers, note, policy_error};
 use crate::{
     SandboxError, files,
     journal::{Change, Survives},
     node::Node,
-    sandbox::Record,
 };
 
 /// Where things are.
@@ -33,12 +32,10 @@ pub(crate) fn drive_export(id: &SandboxId, drive: &str) -> String {
 /// Makes all of it, side by side. What was made is in `parts`, whether or not the rest succeeded.
 pub(super) async fn place(
     node: &Node,
-    record: &Record,
-    checkpoint: &Checkpoint,
-    start: Start,
+    machine: &Machine<'_>,
     parts: &mut Parts,
 ) -> Result<Placed, SandboxError> {
-    let (home, id) = (node.home.clone(), record.id.clone());
+    let (home, id) = (node.home.clone(), machine.id.clone());
     let folders = files::blocking(move || {
         remove_uppers(&home, &id)?;
         std::fs::create_dir_all(home.sandbox(&id))?;
@@ -48,22 +45,23 @@ pub(super) async fn place(
     folders
         .await
         .map_err(|error| SandboxError::internal("the sandbox's folders could not be made", error))?;
-    parts.disks = checkpoint.disks.iter().map(|disk| drive_export(&record.id, &disk.drive)).collect();
+    let images = &machine.checkpoint.disks;
+    parts.disks = images.iter().map(|disk| drive_export(machine.id, &disk.drive)).collect();
     let exports = async {
-        let memory = open_memory(node, record, checkpoint, start);
-        let disks = checkpoint.disks.iter().enumerate();
-        let disks = join_all(disks.map(|(index, disk)| open_disk(node, record, checkpoint, index, disk)));
+        let memory = open_memory(node, machine);
+        let disks = images.iter().enumerate();
+        let disks = join_all(disks.map(|(index, disk)| open_disk(node, machine, index, disk)));
         let (memory, disks) = tokio::join!(memory, disks);
         node.crash.pass("launch.exports").await;
         let disks: Result<Vec<_>, SandboxError> = disks.into_iter().collect();
         memory.and_then(|ram| Ok((ram, disks?)))
     };
     // All run to their end: what one has made must be known even if another fails.
-    let (slot, exports) = tokio::join!(take_slot(node, record), exports);
+    let (slot, exports) = tokio::join!(take_slot(node, machine), exports);
     let (slot, ready) = slot?;
     parts.slot = Some(Arc::clone(&slot));
     ready?;
-    parts.volumes = serve_volumes(node, record, &*slot).await?;
+    parts.volumes = serve_volumes(node, machine.volumes, &*slot).await?;
     let (ram, drives) = exports?;
     Ok(Placed { ram, drives, netns: slot.record().netns })
 }
@@ -71,10 +69,10 @@ pub(super) async fn place(
 /// Serves a sandbox's volumes to its guest, if it has any. A guest that goes on looks for them as soon as its vCPUs run.
 pub(crate) async fn serve_volumes(
     node: &Node,
-    record: &Record,
+    volumes: &[VolumeMount],
     slot: &dyn Slot,
 ) -> Result<Option<Serving>, SandboxError> {
-    if record.volumes.is_empty() {
+    if volumes.is_empty() {
         return Ok(None);
     }
     let find = |mount: &VolumeMount| {
@@ -82,7 +80,7 @@ pub(crate) async fn serve_volumes(
             || SandboxError::Invalid(format!("there is no volume {:?} any more", mount.name.as_str()));
         node.volumes.any(&mount.volume).ok_or_else(missing)
     };
-    let volumes = record.volumes.iter().map(find).collect::<Result<_, _>>()?;
+    let volumes = volumes.iter().map(find).collect::<Result<_, _>>()?;
     let listener = slot.listen(aenv_volume::PORT).await;
     let listener = listener
         .map_err(|error| SandboxError::internal("the sandbox's volumes could not be shown to it", error))?;
@@ -92,7 +90,7 @@ pub(crate) async fn serve_volumes(
 type Taken = (Arc<dyn Slot>, Result<(), SandboxError>);
 
 /// Takes a slot, notes it and sets its rules. A slot that was taken is returned even if the rest failed.
-async fn take_slot(node: &Node, record: &Record) -> Result<Taken, SandboxError> {
+async fn take_slot(node: &Node, machine: &Machine<'_>) -> Result<Taken, SandboxError> {
     let slot = node.network.acquire().await.map_err(|error| match error {
         NetworkError::Exhausted { limit } => SandboxError::Full {
             reason: format!("all {limit} network slots are taken"),
@@ -102,48 +100,48 @@ async fn take_slot(node: &Node, record: &Record) -> Result<Taken, SandboxError> 
     })?;
     node.crash.pass("launch.slot").await;
     let ready = async {
-        let note = note(record, SLOT_NOTE, &slot.record())?;
+        let note = note(machine.id, machine.generation, SLOT_NOTE, &slot.record())?;
         node.journal.commit(vec![Change::Note(note)], Survives::Crash).await?;
-        if record.egress != EgressPolicy::default() {
-            slot.set_policy(&record.egress).await.map_err(policy_error)?;
-        }
-        Ok(())
+        set_rules(&*slot, machine.egress).await
     };
     let ready = ready.await;
     Ok((slot, ready))
 }
 
-async fn open_memory(
-    node: &Node,
-    record: &Record,
-    checkpoint: &Checkpoint,
-    start: Start,
-) -> Result<PathBuf, SandboxError> {
-    let (size, layers) = match (&checkpoint.memory, start) {
+/// Sets the rules of a slot that has the default ones.
+pub(super) async fn set_rules(slot: &dyn Slot, egress: &EgressPolicy) -> Result<(), SandboxError> {
+    if *egress == EgressPolicy::default() {
+        return Ok(());
+    }
+    slot.set_policy(egress).await.map_err(policy_error)
+}
+
+async fn open_memory(node: &Node, machine: &Machine<'_>) -> Result<PathBuf, SandboxError> {
+    let (size, layers) = match (&machine.checkpoint.memory, machine.start) {
         (Some(image), Start::Continue) => (image.size, files(&node.home, &image.layers)),
-        _ => (record.shape.memory_bytes(), Vec::new()),
+        _ => (machine.shape.memory_bytes(), Vec::new()),
     };
-    let export = MemoryExport { holder: record.id.to_string(), size, layers };
-    node.exports.open_memory(export).await.map_err(|error| export_error(checkpoint, error))
+    let export = MemoryExport { holder: machine.id.to_string(), size, layers };
+    node.exports.open_memory(export).await.map_err(|error| export_error(machine.checkpoint, error))
 }
 
 async fn open_disk(
     node: &Node,
-    record: &Record,
-    checkpoint: &Checkpoint,
+    machine: &Machine<'_>,
     index: usize,
     disk: &DiskImage,
 ) -> Result<Drive, SandboxError> {
+    let Machine { id, checkpoint, .. } = *machine;
     let export = DiskExport {
-        name: drive_export(&record.id, &disk.drive),
-        size: disk_size(record, index, disk),
+        name: drive_export(id, &disk.drive),
+        size: disk_size(machine.shape, index, disk),
         layers: files(&node.home, &disk.layers),
-        upper: Some(node.home.sandbox(&record.id).join(&disk.drive)),
+        upper: Some(node.home.sandbox(id).join(&disk.drive)),
     };
     let opened = match node.exports.open_disk(export.clone()).await {
         // Left behind by a generation whose export could not be closed then.
         Err(ExportError::Exists { name }) => {
-            tracing::warn!(sandbox = %record.id, disk = %name, "a disk export of an earlier generation is closed");
+            tracing::warn!(sandbox = %id, disk = %name, "a disk export of an earlier generation is closed");
             node.exports.close_disk(&name).await.map_err(|error| export_error(checkpoint, error))?;
             node.exports.open_disk(export).await
         }

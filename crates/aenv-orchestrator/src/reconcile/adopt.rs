@@ -34,7 +34,10 @@ pub(super) async fn apply(node: &Arc<Node>, found: &Found) -> Result<HashSet<San
         .buffer_unordered(PARALLEL)
         .collect()
         .await;
-    let mut changes = Vec::new();
+    // Notes of standbys: a standby is nobody's, and the sweep removes what they tell of.
+    let known: HashSet<_> = found.records.iter().map(|record| &record.id).collect();
+    let of_none = found.traces.keys().filter(|id| !known.contains(id)).cloned();
+    let mut changes: Vec<_> = of_none.map(Change::Remove).collect();
     let mut running = HashSet::new();
     let mut restored = Vec::new();
     for (id, outcome) in outcomes {
@@ -140,7 +143,7 @@ async fn take_over(
             return Err(error.to_string());
         }
     };
-    let volumes = serve_volumes(node, record, &*slot).await.unwrap_or_else(|error| {
+    let volumes = serve_volumes(node, &record.volumes, &*slot).await.unwrap_or_else(|error| {
         // The guest waits for them; the rest of it works.
         tracing::error!(sandbox = %record.id, %error, "an adopted sandbox has lost its volumes");
         None

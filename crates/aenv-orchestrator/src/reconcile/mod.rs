@@ -5,6 +5,7 @@
 //!
 //! | the journal says | and | then it is |
 //! |---|---|---|
+//! | nothing, but there are notes (a standby) | | removed |
 //! | creating, killing, failed | | removed |
 //! | running | its VMM lives | running, vCPUs let go on, `/init` sent again |
 //! | running | its VMM is gone | failed |
@@ -38,6 +39,7 @@ use crate::{
     journal::Journal,
     node::{Node, Registry},
     seams::Seams,
+    standby::Standbys,
 };
 
 /// Reads the journal, puts things right.
@@ -60,6 +62,7 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
         kernel: parts.kernel,
         initramfs: parts.initramfs,
         volumes: parts.volumes,
+        standbys: Standbys::new(parts.settings.standby),
         settings: parts.settings,
         stamp,
         resolvers: aenv_net::default_dns(),

@@ -20,7 +20,7 @@ use crate::{
     checkpoints::Pin,
     deadline::Deadline,
     journal::{Change, Survives},
-    launch::{self, Generation, Start},
+    launch::{self, Ahead, Awake, Generation, Start},
     node::Node,
 };
 
@@ -55,19 +55,28 @@ pub(crate) struct Adopted {
     pub generation: Option<Generation>,
 }
 
-/// Starts the actor of a new sandbox; the answer comes when its guest has answered.
+/// Starts the actor of a new sandbox; the answer comes when its guest has answered. With a standby it takes the id of that; one
+/// that turns out to be of no use is launched anew.
 pub(crate) fn spawn_new(
     node: &Arc<Node>,
     request: CreateRequest,
     permit: Permit,
+    standby: Option<Ahead>,
     pin: Pin,
 ) -> oneshot::Receiver<Result<SandboxView, SandboxError>> {
     let (reply, answer) = oneshot::channel();
-    let record = Record::new(&request);
-    let actor = Actor::new(node, Adopted { record, stage: Stage::Creating, generation: None });
-    let checkpoint = request.checkpoint;
+    let owner = Arc::clone(node);
     node.tasks.spawn(async move {
-        let actor = actor.create(&checkpoint, permit, reply).await;
+        let mut record = Record::new(&request);
+        let awake = match standby {
+            Some(standby) => standby.wake(&owner, &record.egress).await,
+            None => None,
+        };
+        if let Some(awake) = &awake {
+            record.id = awake.id.clone();
+        }
+        let actor = Actor::new(&owner, Adopted { record, stage: Stage::Creating, generation: None });
+        let actor = actor.create(&request.checkpoint, permit, awake, reply).await;
         drop(pin);
         if let Some(actor) = actor {
             actor.run().await;
@@ -117,9 +126,10 @@ impl Actor {
         mut self: Box<Self>,
         checkpoint: &Checkpoint,
         permit: Permit,
+        awake: Option<Awake>,
         reply: Reply<SandboxView>,
     ) -> Option<Box<Self>> {
-        match self.try_create(checkpoint, permit).await {
+        match self.try_create(checkpoint, permit, awake).await {
             Ok(()) => {
                 tracing::info!(sandbox = %self.record.id, timings = ?self.record.timings, "created");
                 self.node.crash.pass("create.published").await;
@@ -135,10 +145,18 @@ impl Actor {
         }
     }
 
-    async fn try_create(&mut self, checkpoint: &Checkpoint, permit: Permit) -> Result<(), SandboxError> {
-        self.node.journal.put(&self.record, Survives::Crash).await?;
-        self.node.crash.pass("create.noted").await;
-        self.launch(checkpoint, Start::of(checkpoint), permit, self.record.timeout).await
+    async fn try_create(
+        &mut self,
+        checkpoint: &Checkpoint,
+        permit: Permit,
+        awake: Option<Awake>,
+    ) -> Result<(), SandboxError> {
+        // What there is of a standby is noted, and without a record it is removed.
+        if awake.is_none() {
+            self.node.journal.put(&self.record, Survives::Crash).await?;
+            self.node.crash.pass("create.noted").await;
+        }
+        self.launch(checkpoint, Start::of(checkpoint), permit, self.record.timeout, awake).await
     }
 
     /// Launches the next generation and becomes Running. If it fails, the record is as it was; the caller
@@ -149,9 +167,10 @@ impl Actor {
         start: Start,
         permit: Permit,
         timeout: Duration,
+        awake: Option<Awake>,
     ) -> Result<(), SandboxError> {
-        let order =
-            launch::Order { record: &self.record, checkpoint, start, timeout, permit, stop: &self.cell.kill };
+        let (record, stop) = (&self.record, &self.cell.kill);
+        let order = launch::Order { record, checkpoint, start, timeout, permit, stop, awake };
         let (record, generation) = Box::pin(launch::launch(&self.node, order)).await?;
         self.record = record;
         self.generation = Some(generation);

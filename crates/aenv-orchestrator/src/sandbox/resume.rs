@@ -25,7 +25,7 @@ impl Actor {
             other => return Err(self.unfit(other)),
         }
         self.node.disk_room()?;
-        let permit = self.node.admission.reserve(&Claim::of(&self.record))?;
+        let permit = self.node.reserve(&Claim::of(&self.record)).await?;
         let checkpoint = self.manifest().await?;
         let start = match mode {
             PauseMode::Full => Start::of(&checkpoint),
@@ -36,7 +36,7 @@ impl Actor {
         let launched = async {
             self.note(Phase::Resuming, Survives::Crash).await?;
             self.node.crash.pass("resume.noted").await;
-            self.launch(&checkpoint, start, permit, time).await
+            self.launch(&checkpoint, start, permit, time, None).await
         };
         match launched.await {
             Ok(()) => {

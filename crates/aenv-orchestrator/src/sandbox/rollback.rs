@@ -31,7 +31,7 @@ impl Actor {
         self.node.disk_room()?;
         let was_paused = self.stage == Stage::Paused;
         let extra = match was_paused {
-            true => Some(self.node.admission.reserve(&Claim::of(&self.record))?),
+            true => Some(self.node.reserve(&Claim::of(&self.record)).await?),
             false => None,
         };
         let left = (self.record.end_at - chrono::Utc::now()).to_std().unwrap_or_default();
@@ -64,7 +64,7 @@ impl Actor {
 
         let before = self.record.clone();
         let launched = match permit {
-            Some(permit) => self.launch(checkpoint, Start::of(checkpoint), permit, timeout).await,
+            Some(permit) => self.launch(checkpoint, Start::of(checkpoint), permit, timeout, None).await,
             None => Err(self.unfit(&self.stage)),
         };
         self.node.garbage.notify_one();

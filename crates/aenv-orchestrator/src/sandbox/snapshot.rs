@@ -68,7 +68,7 @@ impl Actor {
                 let (node, request) = (&node, &request);
                 async move {
                     let pin = node.checkpoints.pin(&request.checkpoint.id);
-                    let answer = spawn_new(node, request.clone(), place?, pin);
+                    let answer = spawn_new(node, request.clone(), place?, None, pin);
                     answer.await.unwrap_or(Err(SandboxError::ShuttingDown))
                 }
             });

@@ -5,12 +5,17 @@ use std::{sync::Arc, time::Duration};
 use aenv_types::{Checkpoint, SandboxId};
 use tokio::runtime::Runtime;
 
-use super::lives::{LONG, Scene, team};
-use crate::{CRASH_POINTS, Orchestrator, PauseMode, SandboxError, SandboxState, Timeout, crash::HangPoint};
+use super::lives::{LONG, Scene, team, until};
+use crate::{
+    CRASH_POINTS, CreateRequest, Orchestrator, PauseMode, SandboxError, SandboxState, StandbySettings,
+    Timeout, crash::HangPoint,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Create,
+    /// A create that takes a standby, and the making of the next one.
+    Claim,
     Pause,
     PauseDisk,
     Resume,
@@ -21,8 +26,9 @@ enum Verb {
     KillPaused,
 }
 
-const VERBS: [Verb; 9] = [
+const VERBS: [Verb; 10] = [
     Verb::Create,
+    Verb::Claim,
     Verb::Pause,
     Verb::PauseDisk,
     Verb::Resume,
@@ -33,7 +39,7 @@ const VERBS: [Verb; 9] = [
     Verb::KillPaused,
 ];
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
@@ -51,13 +57,26 @@ async fn prepare(scene: &Scene, node: &Orchestrator, verb: Verb) -> Before {
     if matches!(verb, Verb::Resume | Verb::KillPaused) {
         node.pause(&team(), &id, PauseMode::Full).await.unwrap();
     }
+    if verb == Verb::Claim {
+        node.create(from(scene, &earlier)).await.unwrap();
+        until(|| node.standbys() == 1).await;
+    }
     Before { id, earlier }
+}
+
+fn from(scene: &Scene, checkpoint: &Arc<Checkpoint>) -> CreateRequest {
+    CreateRequest { checkpoint: Arc::clone(checkpoint), ..scene.request(LONG) }
 }
 
 async fn act(scene: &Scene, node: &Orchestrator, verb: Verb, before: &Before) -> Result<(), SandboxError> {
     let (team, id) = (team(), &before.id);
     match verb {
         Verb::Create => node.create(scene.request(LONG)).await.map(drop),
+        Verb::Claim => {
+            node.create(from(scene, &before.earlier)).await?;
+            until(|| node.standbys() == 1).await;
+            Ok(())
+        }
         Verb::Pause => node.pause(&team, id, PauseMode::Full).await,
         Verb::PauseDisk => node.pause(&team, id, PauseMode::Filesystem).await,
         Verb::Resume => node.resume(&team, id, Timeout::Set(LONG), PauseMode::Full).await.map(drop),
@@ -70,10 +89,11 @@ async fn act(scene: &Scene, node: &Orchestrator, verb: Verb, before: &Before) ->
 
 /// Whether a verb may pass a point.
 fn may_pass(verb: Verb, point: &str) -> bool {
-    use Verb::{Capture, Create, Fork, Kill, KillPaused, Pause, PauseDisk, Resume, Rollback};
+    use Verb::{Capture, Claim, Create, Fork, Kill, KillPaused, Pause, PauseDisk, Resume, Rollback};
     match point.split('.').next().unwrap_or_default() {
-        "create" => matches!(verb, Create | Fork),
-        "launch" => matches!(verb, Create | Fork | Resume | Rollback),
+        "create" => matches!(verb, Create | Claim | Fork),
+        "launch" => matches!(verb, Create | Claim | Fork | Resume | Rollback),
+        "standby" => verb == Claim,
         "capture" => matches!(verb, Pause | PauseDisk | Capture | Fork),
         "pause" => matches!(verb, Pause | PauseDisk),
         "resume" => verb == Resume,
@@ -121,7 +141,7 @@ fn check(scene: &Scene, verb: Verb, point: &str, before: &Before) {
         let id = &before.id;
         let state = node.get(&team(), id).map(|view| view.state);
         let allowed: &[Option<SandboxState>] = match verb {
-            Verb::Create | Verb::Capture | Verb::Fork => &[Some(SandboxState::Running)],
+            Verb::Create | Verb::Claim | Verb::Capture | Verb::Fork => &[Some(SandboxState::Running)],
             Verb::Pause | Verb::PauseDisk | Verb::Resume | Verb::Rollback => {
                 &[Some(SandboxState::Running), Some(SandboxState::Paused)]
             }
@@ -177,7 +197,10 @@ fn nothing_acknowledged_is_lost_at_any_crash_point() {
     let mut passed = std::collections::BTreeSet::new();
     for verb in VERBS {
         for point in CRASH_POINTS.into_iter().filter(|point| may_pass(verb, point)) {
-            let scene = Scene::new();
+            let mut scene = Scene::new();
+            if verb == Verb::Claim {
+                scene.standby = StandbySettings { count: 1, templates: 1, keep: LONG };
+            }
             if let Some(before) = die(&scene, verb, point) {
                 passed.insert(point);
                 check(&scene, verb, point, &before);

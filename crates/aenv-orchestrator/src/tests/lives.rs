@@ -10,7 +10,7 @@ use aenv_types::{
 use super::world::{In, World};
 use crate::{
     CreateRequest, Expiry, HomeLock, Lifecycle, OnTimeout, Orchestrator, Parts, PauseMode, ProxyOptions,
-    SandboxError, SandboxState, Settings, StartError, Timeout, Wake,
+    SandboxError, SandboxState, Settings, StandbySettings, StartError, Timeout, Wake,
     crash::{CrashPoints, HangPoint},
     seams::Seams,
 };
@@ -20,6 +20,7 @@ pub(super) struct Scene {
     pub folder: tempfile::TempDir,
     pub world: Arc<World>,
     pub template: Arc<Checkpoint>,
+    pub standby: StandbySettings,
 }
 
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -53,7 +54,8 @@ impl Scene {
                 origin: Origin::Template { template: TemplateId::random(), build: uuid::Uuid::new_v4() },
             },
         };
-        Self { folder, world: Arc::default(), template: Arc::new(template) }
+        let (world, template) = (Arc::default(), Arc::new(template));
+        Self { folder, world, template, standby: StandbySettings::OFF }
     }
 
     pub fn home(&self) -> Home {
@@ -95,6 +97,7 @@ impl Scene {
                 parallel_launches: 4,
                 cache_bytes: 1 << 30,
                 blobs: crate::Blobs::Elsewhere,
+                standby: self.standby,
             },
         };
         let seams = Seams { agent: Arc::new(all.clone()), images: Arc::new(all) };
@@ -179,7 +182,7 @@ async fn resume(node: &Orchestrator, id: &SandboxId) -> Result<(crate::SandboxVi
 }
 
 /// Waits until a level is reached.
-async fn until(mut reached: impl FnMut() -> bool) {
+pub(super) async fn until(mut reached: impl FnMut() -> bool) {
     let waited = async {
         while !reached() {
             tokio::time::sleep(Duration::from_millis(5)).await;

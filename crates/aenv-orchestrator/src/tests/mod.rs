@@ -4,6 +4,7 @@
 mod crash;
 mod lives;
 mod property;
+mod standby;
 mod world;
 
 use crate::sandbox::Record;

@@ -42,6 +42,12 @@ pub(super) struct State {
     pub fail_in: Option<u32>,
     /// No guest answers `/init`.
     pub mute: bool,
+    /// So many VMMs more do not let their vCPUs go on.
+    pub stuck: u32,
+    /// Which blockd there is.
+    pub blockd: u32,
+    /// Rules that were set and vCPUs that were let go on, in order.
+    pub story: Vec<String>,
 }
 
 /// A machine.
@@ -109,13 +115,19 @@ impl World {
         self.state.lock().vms.values().map(|guest| guest.spec.sandbox.clone()).collect()
     }
 
-    fn spawn(self: &Arc<Self>, spec: VmSpec, memory: u64) -> Box<dyn Vm> {
+    /// Those whose vCPUs stand.
+    pub fn standing(&self) -> Vec<SandboxId> {
+        let state = self.state.lock();
+        let standing = state.vms.values().filter(|guest| !guest.running);
+        standing.map(|guest| guest.spec.sandbox.clone()).collect()
+    }
+
+    fn spawn(self: &Arc<Self>, spec: VmSpec, memory: u64, running: bool) -> Box<dyn Vm> {
         let mut state = self.state.lock();
         state.next += 1;
         let pid = i32::try_from(state.next).unwrap();
         let exited = watch::Sender::new(None);
-        let guest =
-            Guest { spec: spec.clone(), running: true, memory, token: None, inits: Vec::new(), exited };
+        let guest = Guest { spec: spec.clone(), running, memory, token: None, inits: Vec::new(), exited };
         state.vms.insert(pid, guest);
         Box::new(Machine { world: Arc::clone(self), pid, spec })
     }
@@ -156,8 +168,13 @@ impl Vm for Machine {
         self.guest(|guest| guest.running = false)
     }
     async fn resume(&self) -> Result<(), EngineError> {
-        // Never made to fail: a VMM that cannot be let go on is one that has ended.
+        // Never made to fail by a step: a VMM that cannot be let go on is one that has ended.
         let mut state = self.world.state.lock();
+        if state.stuck > 0 {
+            state.stuck -= 1;
+            return Err(EngineError::Exited("injected".into()));
+        }
+        state.story.push(format!("vCPUs of {}", self.spec.sandbox));
         state.vms.get_mut(&self.pid).map(|guest| guest.running = true).ok_or(EngineError::Gone)
     }
     async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
@@ -200,7 +217,7 @@ impl Engine for In {
         if self.0.step() {
             return Err(EngineError::Start("injected".into()));
         }
-        Ok(self.0.spawn(spec.vm, 0))
+        Ok(self.0.spawn(spec.vm, 0, true))
     }
     async fn launch(&self, spec: LaunchSpec) -> Result<Box<dyn Vm>, EngineError> {
         assert!(spec.state.exists(), "the vm state is missing");
@@ -209,7 +226,7 @@ impl Engine for In {
         }
         let layers = self.0.state.lock().memories[spec.vm.sandbox.as_str()].clone();
         let memory = value(&layers).map_err(|source| EngineError::Io { context: "ram".into(), source })?;
-        Ok(self.0.spawn(spec.vm, memory))
+        Ok(self.0.spawn(spec.vm, memory, false))
     }
     async fn adopt(&self, record: &VmRecord) -> Result<Box<dyn Vm>, EngineError> {
         if !self.0.state.lock().vms.contains_key(&record.pid) {
@@ -250,6 +267,9 @@ fn present(layers: &[PathBuf]) -> Result<u64, ExportError> {
 impl Exports for In {
     fn kind(&self) -> ExportKind {
         ExportKind::Fuse
+    }
+    async fn instance(&self) -> Result<u32, ExportError> {
+        Ok(self.0.state.lock().blockd)
     }
     async fn open_disk(&self, export: DiskExport) -> Result<PathBuf, ExportError> {
         if self.0.step() {
@@ -305,7 +325,7 @@ impl Exports for In {
     }
 }
 
-struct FakeSlot(u32);
+struct FakeSlot(u32, Arc<World>);
 
 impl Dial for FakeSlot {
     fn dial(&self, _: u16) -> DialFuture<'_> {
@@ -318,7 +338,11 @@ impl Slot for FakeSlot {
     fn record(&self) -> SlotRecord {
         SlotRecord { index: self.0, netns: PathBuf::from(format!("/run/netns/x{}", self.0)) }
     }
-    async fn set_policy(&self, _: &EgressPolicy) -> Result<(), NetworkError> {
+    async fn set_policy(&self, policy: &EgressPolicy) -> Result<(), NetworkError> {
+        if self.1.step() {
+            return Err(NetworkError::Kernel { step: "x", message: "injected".into() });
+        }
+        self.1.state.lock().story.push(format!("rules {:?}", policy.dns_servers));
         Ok(())
     }
     async fn listen(&self, _: u16) -> Result<tokio::net::TcpListener, NetworkError> {
@@ -340,14 +364,14 @@ impl Network for In {
         state.next += 1;
         let index = state.next;
         state.slots.insert(index, true);
-        Ok(Arc::new(FakeSlot(index)))
+        Ok(Arc::new(FakeSlot(index, Arc::clone(&self.0))))
     }
     async fn adopt(&self, record: &SlotRecord) -> Result<Arc<dyn Slot>, NetworkError> {
         match self.0.state.lock().slots.get_mut(&record.index) {
             Some(held) => *held = true,
             None => return Err(NetworkError::Gone { index: record.index, message: "x".into() }),
         }
-        Ok(Arc::new(FakeSlot(record.index)))
+        Ok(Arc::new(FakeSlot(record.index, Arc::clone(&self.0))))
     }
     async fn release(&self, slot: Arc<dyn Slot>) {
         self.0.state.lock().slots.remove(&slot.record().index);

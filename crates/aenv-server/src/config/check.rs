@@ -43,9 +43,28 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
             "orchestrator.default_sandbox_timeout_secs must be from 1 to orchestrator.max_sandbox_timeout_secs".to_owned(),
         );
     }
+    check_standby(config)?;
     check_ranges(config)?;
     check_backend(config)?;
     check_not_here(config)
+}
+
+/// Each standby is a process, and a demand has to end.
+fn check_standby(config: &Config) -> Result<(), ConfigError> {
+    let standby = &config.orchestrator.standby;
+    for (name, value, range) in [
+        ("count", standby.count as u64, 0..=100),
+        ("templates", standby.templates as u64, 0..=100),
+        ("keep_secs", standby.keep_secs, 1..=86_400),
+    ] {
+        if !range.contains(&value) {
+            let (least, most) = (range.start(), range.end());
+            return Err(ConfigError::Meaning(format!(
+                "orchestrator.standby.{name} is {value}; it takes {least} to {most}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn check_ranges(config: &Config) -> Result<(), ConfigError> {
@@ -134,6 +153,8 @@ mod tests {
             ("machine.vcpu_count", "3"),
             ("pool.low_watermark", "100"),
             ("orchestrator.default_sandbox_timeout_secs", "0"),
+            ("orchestrator.standby.count", "101"),
+            ("orchestrator.standby.keep_secs", "0"),
             ("network.internal.veth_cidr", "example.com"),
             ("network.egress.always_denied_cidrs", "10.0.0.0/99"),
             ("p2p.enabled", "true"),

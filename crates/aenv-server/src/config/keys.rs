@@ -84,6 +84,13 @@ pub const KEYS: &[Key] = &[
         Integer,
         "launches under way at once; twice the number of cores when unset",
     ),
+    key(
+        "orchestrator.standby.count",
+        Integer,
+        "sandboxes that are launched ahead for each template in use; 0: none",
+    ),
+    key("orchestrator.standby.templates", Integer, "templates (and snapshots) that have them; 0: none"),
+    key("orchestrator.standby.keep_secs", Integer, "how long they are kept after the last create"),
     key("snapshot.repository_backend", Choice(&["posix_fs", "oss"]), "where committed snapshots lie"),
     key("snapshot.gc_interval_secs", Integer, "between two garbage collections; 0: none by itself"),
     key("snapshot.gc_grace_secs", Integer, "what is younger is not collected"),

@@ -77,7 +77,9 @@ section! {
         memory_mib: Option<u64>,
         disk_reserve_mib: u64,
         parallel_launches: Option<usize>,
+        standby: Standby,
     }
+    Standby { count: usize, templates: usize, keep_secs: u64 }
     Snapshot {
         repository_backend: String,
         gc_interval_secs: u64,
@@ -145,6 +147,11 @@ auto_resume_min_sandbox_timeout_secs = 300
 default_on_timeout = "pause"
 max_running = 1000
 disk_reserve_mib = 1024
+
+[orchestrator.standby]
+count = 2
+templates = 4
+keep_secs = 600
 
 [snapshot]
 repository_backend = "posix_fs"

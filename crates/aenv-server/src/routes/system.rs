@@ -55,6 +55,7 @@ async fn metrics(State(state): State<AppState>) -> Response {
     }
     metrics::gauge!("aenv_sandboxes", "state" => "running").set(running);
     metrics::gauge!("aenv_sandboxes", "state" => "paused").set(paused);
+    metrics::gauge!("aenv_standbys").set(u32::try_from(state.orchestrator.standbys()).unwrap_or(u32::MAX));
     #[allow(clippy::cast_precision_loss, reason = "bytes of a machine's memory fit a float well enough")]
     metrics::gauge!("aenv_allocated_memory_bytes").set(memory as f64);
     let text = recorder().map(PrometheusHandle::render).unwrap_or_default();

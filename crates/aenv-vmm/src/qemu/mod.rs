@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   start (or take a warm one) --> furnish: memory, disks, tap --+-- boot: the kernel begins
-//!                                                               +-- launch: load the vm state, vCPUs go on
+//!                                                               +-- launch: load the vm state, vCPUs stand
 //! ```
 //!
 //! It owns QEMU processes, their QMP and console sockets, and their control groups. It never touches memory files or disks

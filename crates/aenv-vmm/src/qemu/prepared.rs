@@ -181,18 +181,25 @@ impl Prepared {
         }
     }
 
-    /// Loads a vm state and returns when the vCPUs run. `state` is the reading end of a pipe that holds all of it.
+    /// Loads a vm state; the vCPUs stand then. `state` is the reading end of a pipe that holds all of it.
     pub(crate) async fn load(&self, state: OwnedFd) -> Result<(), EngineError> {
         let Some(Parts { process, qmp, .. }) = &self.parts else { return Err(EngineError::Gone) };
         let loaded = async {
             let mut events = qmp.events();
             let rights = [state.as_fd()];
+            // Sent together, answered in order. `stop` holds for what is about to come in.
+            let stop = qmp.execute("stop", json!({}), &[], COMMAND_WAIT);
+            let told = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+            let tell = qmp.execute("migrate-set-capabilities", told, &[], COMMAND_WAIT);
             let give = qmp.execute("getfd", json!({ "fdname": "state" }), &rights, COMMAND_WAIT);
             let start = qmp.execute("migrate-incoming", json!({ "uri": "fd:state" }), &[], COMMAND_WAIT);
-            futures::try_join!(give, start)?;
+            futures::try_join!(stop, tell, give, start)?;
             loop {
                 match events.recv().await {
-                    Ok(event) if event == "RESUME" => return Ok(()),
+                    Ok(event) if event.name == "MIGRATION" && event.data["status"] == "completed" => {
+                        return Ok(());
+                    }
+                    // A state that cannot be loaded ends the process.
                     Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => {
                         return Err(EngineError::Exited("while it loaded the vm state".to_owned()));

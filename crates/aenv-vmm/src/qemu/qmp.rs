@@ -29,6 +29,13 @@ const EVENTS: usize = 64;
 
 type Answer = Result<Value, String>;
 
+/// What QEMU told by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    pub(crate) name: String,
+    pub(crate) data: Value,
+}
+
 /// A connection to one QEMU.
 pub(crate) struct Qmp {
     wire: Arc<Wire>,
@@ -47,7 +54,7 @@ struct Waiting {
     answers: HashMap<u64, oneshot::Sender<Answer>>,
     greeting: Option<oneshot::Sender<()>>,
     /// Goes with the connection, so that who waits for an event gets to know.
-    events: Option<broadcast::Sender<String>>,
+    events: Option<broadcast::Sender<Event>>,
     closed: bool,
 }
 
@@ -113,8 +120,8 @@ impl Qmp {
         })
     }
 
-    /// Names of events from now on. Ends when the connection does.
-    pub(crate) fn events(&self) -> broadcast::Receiver<String> {
+    /// Events from now on. Ends when the connection does.
+    pub(crate) fn events(&self) -> broadcast::Receiver<Event> {
         match &self.wire.lock().events {
             Some(events) => events.subscribe(),
             // Its sender goes at once: the receiver says that there is no connection.
@@ -202,7 +209,7 @@ impl Wire {
             tracing::debug!(event, data = %message["data"], "QMP event");
             if let Some(events) = &self.lock().events {
                 // Nobody may be listening.
-                let _ = events.send(event.to_owned());
+                let _ = events.send(Event { name: event.to_owned(), data: message["data"].clone() });
             }
         } else if let Some(id) = message["id"].as_u64() {
             let answer = match message.get("error") {
@@ -272,7 +279,7 @@ mod tests {
         let qmp = Qmp::open(ours, BOUND, BOUND).await.unwrap();
         let mut events = qmp.events();
         assert_eq!(qmp.execute("good", json!({ "a": 1 }), &[], BOUND).await.unwrap(), json!({ "a": 1 }));
-        assert_eq!(events.recv().await.unwrap(), "RESUME");
+        assert_eq!(events.recv().await.unwrap().name, "RESUME");
         let refused = qmp.execute("bad", json!({}), &[], BOUND).await.unwrap_err();
         assert!(matches!(refused, EngineError::Refused { message, .. } if message == "no"));
         let silent = qmp.execute("mute", json!({}), &[], Duration::from_millis(20)).await.unwrap_err();
@@ -280,7 +287,7 @@ mod tests {
         let dead = qmp.execute("die", json!({}), &[], BOUND).await.unwrap_err();
         assert!(matches!(dead, EngineError::Exited(_)));
         while let Ok(event) = timeout(BOUND, events.recv()).await.expect("an end is no silence") {
-            assert_eq!(event, "RESUME");
+            assert_eq!(event.name, "RESUME");
         }
         assert!(qmp.events().recv().await.is_err());
         let after = qmp.execute("good", json!({}), &[], BOUND).await.unwrap_err();

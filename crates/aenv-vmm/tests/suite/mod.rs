@@ -29,6 +29,8 @@ pub async fn life_of_a_vm(engine: &dyn Engine) {
     let mut children = Vec::new();
     for (number, place) in places.iter().enumerate() {
         let child = engine.launch(capture.spec(place)).await.unwrap();
+        assert!(!place.netns.answers(), "the vCPUs of a launched VM run before they are told to");
+        child.resume().await.unwrap();
         let mut agent = place.netns.connect();
         assert_eq!(agent.ask("boot"), boot_id);
         assert_eq!(agent.ask("check 7"), "same");

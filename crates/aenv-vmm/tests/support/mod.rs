@@ -45,12 +45,8 @@ impl Netns {
 
     /// Connects to the agent, trying until it listens.
     pub fn connect(&self) -> Agent {
-        let path = self.path();
-        let stream = std::thread::spawn(move || {
-            let netns = File::open(path).unwrap();
-            nix::sched::setns(netns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        let stream = self.inside(|address| {
             let deadline = Instant::now() + PATIENCE;
-            let address = SocketAddr::from((ADDRESS, AGENT));
             loop {
                 match TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
                     Ok(stream) => return stream,
@@ -58,12 +54,26 @@ impl Netns {
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
-        })
-        .join()
-        .unwrap();
+        });
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Agent { stream: BufReader::new(stream) }
+    }
+
+    /// Whether the guest answers at once.
+    pub fn answers(&self) -> bool {
+        self.inside(|address| TcpStream::connect_timeout(&address, Duration::from_millis(300)).is_ok())
+    }
+
+    /// Runs in the namespace, with the agent's address.
+    fn inside<T: Send + 'static>(&self, work: impl FnOnce(SocketAddr) -> T + Send + 'static) -> T {
+        let path = self.path();
+        let thread = std::thread::spawn(move || {
+            let netns = File::open(path).unwrap();
+            nix::sched::setns(netns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            work(SocketAddr::from((ADDRESS, AGENT)))
+        });
+        thread.join().unwrap()
     }
 }
 

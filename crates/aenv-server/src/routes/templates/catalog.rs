@@ -109,6 +109,9 @@ async fn delete(
     let found = state.templates.catalog.get(&caller.team, &id).await?;
     state.templates.builds.cancel(&found.id);
     state.templates.catalog.delete(&caller.team, &id).await?;
+    for checkpoint in found.builds.iter().filter_map(|build| build.checkpoint.as_ref()) {
+        state.orchestrator.forget_standbys(checkpoint);
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,0 +1,107 @@
+//! The task that makes standbys when nobody launches, and ends those that are of no use.
+
+use std::{sync::Arc, time::Duration};
+
+use aenv_types::{Checkpoint, SandboxId};
+use futures::future::{join_all, select_all};
+
+use super::Standby;
+use crate::{launch, node::Node};
+
+/// A launch that has just ended gets the cores for what its guest does first.
+const QUIET: Duration = Duration::from_millis(100);
+/// How soon it is looked again whether nobody launches and memory is free.
+const LOOK: Duration = Duration::from_millis(200);
+/// The same when nothing is to be made.
+const REST: Duration = Duration::from_secs(30);
+
+/// Runs until the node closes; then no standby is left.
+pub(crate) async fn keep(node: Arc<Node>) {
+    let standbys = &node.standbys;
+    if standbys.is_off() {
+        return;
+    }
+    loop {
+        let pause = match standbys.missing() {
+            Some(_) => LOOK,
+            None => standbys.next_end().map_or(REST, |end| end.min(REST)),
+        };
+        tokio::select! {
+            () = node.closing.cancelled() => break,
+            id = death(&node) => bury(&node, &id).await,
+            () = standbys.changed.notified() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+        end(&node, standbys.unwanted()).await;
+        while let Some(checkpoint) = standbys.missing()
+            && !node.closing.is_cancelled()
+        {
+            if !make(&node, checkpoint).await {
+                break;
+            }
+        }
+    }
+    end(&node, standbys.take_all()).await;
+}
+
+async fn end(node: &Node, standbys: Vec<Standby>) {
+    join_all(standbys.into_iter().map(|standby| standby.end(node))).await;
+}
+
+/// Waits until a standby's VMM ends by itself.
+async fn death(node: &Node) -> SandboxId {
+    let vms = node.standbys.vms();
+    if vms.is_empty() {
+        return std::future::pending().await;
+    }
+    let deaths = vms.into_iter().map(|(id, vm)| {
+        Box::pin(async move {
+            let reason = vm.exited().await;
+            (id, reason)
+        })
+    });
+    let ((id, reason), ..) = select_all(deaths).await;
+    tracing::debug!(sandbox = %id, reason, "the VMM of a standby, or of what was one, has ended");
+    id
+}
+
+/// Removes one that was not claimed meanwhile.
+async fn bury(node: &Node, id: &SandboxId) {
+    if let Some(standby) = node.standbys.remove(id) {
+        tracing::warn!(sandbox = %id, checkpoint = %standby.checkpoint, "the VMM of a standby ended by itself");
+        node.standbys.rest(&standby.checkpoint);
+        standby.end(node).await;
+    }
+}
+
+/// Makes one. `false` when it is not the time for it.
+async fn make(node: &Arc<Node>, checkpoint: Arc<Checkpoint>) -> bool {
+    let standbys = &node.standbys;
+    let _making = standbys.making.lock().await;
+    if node.disk_free().is_ok_and(|free| free < node.settings.disk_reserve_bytes) {
+        return false;
+    }
+    let Some(_turn) = node.admission.idle_turn(QUIET) else { return false };
+    let stop = node.closing.child_token();
+    let Some(permit) = standbys.begin(node, &checkpoint, &stop) else { return false };
+    let pin = node.checkpoints.pin(&checkpoint.id);
+    let made = Box::pin(launch::ahead(node, &checkpoint, &stop)).await;
+    let made = match made {
+        Ok(ahead) => {
+            node.crash.pass("standby.made").await;
+            Some(Standby { checkpoint: checkpoint.id.clone(), ahead, permit, _pin: pin })
+        }
+        Err(error) => {
+            if !stop.is_cancelled() {
+                tracing::warn!(checkpoint = %checkpoint.id, ?error, "no standby could be made");
+                standbys.rest(&checkpoint.id);
+            }
+            drop(permit);
+            None
+        }
+    };
+    if let Some(unwanted) = standbys.finish(made) {
+        unwanted.end(node).await;
+    }
+    true
+}

@@ -1,0 +1,245 @@
+//! Standbys: who claims them, who gets none, and when they end.
+
+use std::{sync::Arc, time::Duration};
+
+use aenv_types::{Checkpoint, MachineShape, SandboxId};
+
+use super::{
+    crash::runtime,
+    lives::{LONG, SHAPE, Scene, team, until},
+};
+use crate::{
+    CreateRequest, Orchestrator, PauseMode, SandboxError, SandboxView, StandbySettings, TeamLimits,
+    TeamResource,
+};
+
+/// A node with two standbys of a checkpoint (memory and disk hold 5), and the sandbox for which they were made.
+struct Ready {
+    scene: Scene,
+    node: Orchestrator,
+    checkpoint: Arc<Checkpoint>,
+    first: SandboxId,
+}
+
+impl Ready {
+    async fn new() -> Self {
+        let keep = Duration::from_secs(3600);
+        Self::with(StandbySettings { count: 2, templates: 1, keep }).await
+    }
+
+    async fn with(standby: StandbySettings) -> Self {
+        let scene = Scene { standby, ..Scene::new() };
+        let node = scene.start().await.unwrap();
+        let source = node.create(scene.request(LONG)).await.unwrap().id;
+        assert_eq!(node.standbys(), 0, "a boot has no standby");
+        scene.world.write(&source, 5);
+        let checkpoint = Arc::new(node.capture(&team(), &source, PauseMode::Full).await.unwrap());
+        node.kill(&team(), &source).await.unwrap();
+        let request = CreateRequest { checkpoint: Arc::clone(&checkpoint), ..scene.request(LONG) };
+        let first = node.create(request).await.unwrap().id;
+        until(|| node.standbys() == standby.count).await;
+        Self { scene, node, checkpoint, first }
+    }
+
+    fn request(&self) -> CreateRequest {
+        CreateRequest { checkpoint: Arc::clone(&self.checkpoint), ..self.scene.request(LONG) }
+    }
+
+    async fn create(&self) -> SandboxView {
+        self.node.create(self.request()).await.unwrap()
+    }
+
+    /// The server ends; nothing is left but these sandboxes.
+    async fn end(self, running: &[SandboxId]) {
+        self.node.shutdown().await;
+        self.scene.assert_clean(running);
+        assert!(self.scene.world.standing().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_create_takes_the_oldest_standby_with_its_id() {
+    let ready = Ready::new().await;
+    let standing = ready.scene.world.standing();
+    assert_eq!(standing.len(), 2);
+    assert_eq!(ready.node.list(None).len(), 1, "standbys are in no list");
+    for id in &standing {
+        assert!(matches!(ready.node.get(&team(), id), Err(SandboxError::NotFound(_))));
+        assert!(ready.node.gate(id).is_none());
+    }
+    let claimed = ready.create().await;
+    assert_eq!(claimed.id, standing[0]);
+    assert!(claimed.timings.queue_ms.abs() < f64::EPSILON);
+    assert_eq!(ready.scene.world.values(&claimed.id), Some((5, 5)));
+    let token = claimed.envd_token.as_ref().unwrap().expose().to_owned();
+    let inits = {
+        let state = ready.scene.world.state.lock();
+        let guest = state.vms.values().find(|guest| guest.spec.sandbox == claimed.id).unwrap();
+        assert_eq!(guest.token.as_deref(), Some(token.as_str()));
+        guest.inits.len()
+    };
+    assert_eq!(inits, 1);
+    // Another one is made for it, and it lives like any sandbox.
+    until(|| ready.node.standbys() == 2).await;
+    ready.scene.world.write(&claimed.id, 6);
+    ready.node.pause(&team(), &claimed.id, PauseMode::Full).await.unwrap();
+    let (node, id) = (&ready.node, &claimed.id);
+    node.resume(&team(), id, crate::Timeout::Set(LONG), PauseMode::Full).await.unwrap();
+    assert_eq!(ready.scene.world.values(id), Some((6, 6)));
+    let running = [ready.first.clone(), claimed.id];
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn rules_are_set_before_the_vcpus_run() {
+    let ready = Ready::new().await;
+    ready.scene.world.state.lock().story.clear();
+    let mut request = ready.request();
+    request.egress.dns_servers = vec!["9.9.9.9".parse().unwrap()];
+    let claimed = ready.node.create(request).await.unwrap();
+    let story = ready.scene.world.state.lock().story.clone();
+    assert_eq!(story[..2], ["rules [9.9.9.9]".to_owned(), format!("vCPUs of {}", claimed.id)]);
+}
+
+#[tokio::test]
+async fn one_that_is_of_no_use_is_replaced_by_an_ordinary_launch() {
+    let ready = Ready::new().await;
+    let mut running = vec![ready.first.clone()];
+    for harm in 0..3 {
+        until(|| ready.node.standbys() == 2).await;
+        let oldest = ready.scene.world.standing()[0].clone();
+        let mut request = ready.request();
+        {
+            let mut state = ready.scene.world.state.lock();
+            match harm {
+                0 => state.stuck = 1,
+                1 => state.blockd += 1,
+                _ => {
+                    // The first step of a claim.
+                    request.egress.dns_servers = vec!["9.9.9.9".parse().unwrap()];
+                    state.fail_in = Some(0);
+                }
+            }
+        }
+        let view = ready.node.create(request).await.unwrap();
+        assert_ne!(view.id, oldest, "{harm}");
+        assert!(!ready.scene.world.alive().contains(&oldest), "{harm}");
+        assert_eq!(ready.scene.world.values(&view.id), Some((5, 5)), "{harm}");
+        running.push(view.id);
+        // The other one is of an earlier blockd as well.
+        if harm == 1 {
+            running.push(ready.create().await.id);
+        }
+    }
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn one_that_dies_is_removed_and_made_again_with_the_next_create() {
+    let ready = Ready::new().await;
+    let dead = ready.scene.world.standing()[0].clone();
+    ready.scene.world.power_off(&dead);
+    until(|| ready.node.standbys() == 1).await;
+    until(|| ready.scene.world.state.lock().slots.len() == 2).await;
+    let second = ready.create().await.id;
+    until(|| ready.node.standbys() == 2).await;
+    let running = [ready.first.clone(), second];
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn they_give_way_to_sandboxes() {
+    let ready = Ready::new().await;
+    // More than all of them hold: refused, and none is lost.
+    let shape = Some(MachineShape { memory_mib: 1024, ..SHAPE });
+    let large = CreateRequest { shape, ..ready.scene.request(LONG) };
+    assert!(matches!(ready.node.create(large).await, Err(SandboxError::Full { .. })));
+    assert_eq!(ready.node.standbys(), 2);
+    // Another checkpoint: no claim. Memory for eight, one of them runs already.
+    let mut running = vec![ready.first.clone()];
+    for number in 2..=8 {
+        running.push(ready.node.create(ready.scene.request(LONG)).await.unwrap().id);
+        assert!(ready.node.standbys() <= 8 - number);
+    }
+    ready.scene.assert_clean(&running);
+    let full = ready.node.create(ready.request()).await;
+    assert!(matches!(full, Err(SandboxError::Full { .. })), "{full:?}");
+    ready.node.pause(&team(), &running[3], PauseMode::Full).await.unwrap();
+    running.remove(3);
+    // What is free now is the reserve.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(ready.node.standbys(), 0);
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn a_teams_limit_holds_and_leaves_the_standby_there() {
+    let ready = Ready::new().await;
+    let limits = TeamLimits { running: Some(1), memory_mib: None };
+    let refused = ready.node.create(CreateRequest { limits, ..ready.request() }).await;
+    assert!(
+        matches!(refused, Err(SandboxError::TeamFull { what: TeamResource::Running, .. })),
+        "{refused:?}"
+    );
+    assert_eq!(ready.node.standbys(), 2);
+    let limits = TeamLimits { running: Some(2), memory_mib: None };
+    let expected = ready.scene.world.standing()[0].clone();
+    assert_eq!(ready.node.create(CreateRequest { limits, ..ready.request() }).await.unwrap().id, expected);
+    let refused = ready.node.create(CreateRequest { limits, ..ready.request() }).await;
+    assert!(matches!(refused, Err(SandboxError::TeamFull { .. })), "a claimed one counts for its team");
+}
+
+#[tokio::test]
+async fn builds_take_none_and_want_none() {
+    let ready = Ready::new().await;
+    let standing = ready.scene.world.standing();
+    let hidden = ready.node.create(CreateRequest { hidden: true, ..ready.request() }).await.unwrap();
+    assert!(!standing.contains(&hidden.id));
+    assert_eq!(ready.scene.world.standing(), standing);
+    ready.node.forget_standbys(&ready.checkpoint.id);
+    until(|| ready.scene.world.standing().is_empty()).await;
+    let hidden = ready.node.create(CreateRequest { hidden: true, ..ready.request() }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert!(ready.scene.world.standing().is_empty());
+    ready.node.kill(&team(), &hidden.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn they_end_with_the_demand() {
+    let keep = Duration::from_secs(2);
+    let ready = Ready::with(StandbySettings { count: 1, templates: 1, keep }).await;
+    until(|| ready.node.standbys() == 0 && ready.scene.world.standing().is_empty()).await;
+    let running = [ready.first.clone()];
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn checkpoints_that_were_used_last_have_them() {
+    let ready = Ready::with(StandbySettings { count: 1, templates: 1, keep: LONG }).await;
+    let old = ready.scene.world.standing();
+    let other = Arc::new(ready.node.capture(&team(), &ready.first, PauseMode::Full).await.unwrap());
+    let request = CreateRequest { checkpoint: Arc::clone(&other), ..ready.request() };
+    let second = ready.node.create(request.clone()).await.unwrap().id;
+    until(|| ready.node.standbys() == 1 && !ready.scene.world.standing().contains(&old[0])).await;
+    let expected = ready.scene.world.standing()[0].clone();
+    assert_eq!(ready.node.create(request).await.unwrap().id, expected);
+    let running = [ready.first.clone(), second, expected];
+    ready.end(&running).await;
+}
+
+#[test]
+fn the_next_server_removes_them() {
+    let life = runtime();
+    let (scene, first) = life.block_on(async {
+        let Ready { scene, first, .. } = Ready::new().await;
+        (scene, first)
+    });
+    assert_eq!(scene.world.standing().len(), 2);
+    drop(life);
+    runtime().block_on(async {
+        let next = scene.start().await.unwrap();
+        scene.assert_clean(std::slice::from_ref(&first));
+        assert_eq!(next.list(None).len(), 1);
+        assert_eq!(next.standbys(), 0);
+    });
+}
