@@ -4,6 +4,7 @@
 //! template with nothing around it: no journal, no admission, no identity.
 
 use std::{
+    collections::BTreeMap,
     io::Write,
     path::Path,
     sync::Arc,
@@ -16,20 +17,25 @@ use aenv_net::{InstanceTag, Network, Slots};
 use aenv_repository::Repository;
 use aenv_template::Catalog;
 use aenv_types::{Checkpoint, Home, LayerRef, SandboxId, TeamId};
-use aenv_vmm::{Drive, Engine, LaunchSpec, VmSpec};
+use aenv_vmm::{Drive, Engine, LaunchSpec, Qemu, VmSpec};
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, node};
+use crate::{config::Config, node, serve::on_signal};
 
-/// Bytes of the write that a pause is compared with.
-const WRITE_BYTES: usize = 32 << 20;
+/// Bytes that are written at once.
+const WRITE_BYTES: usize = 1 << 20;
 /// How long a guest may take to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Measures; the keys of the result are the floors that `aenv bench` names, in milliseconds.
-pub async fn measure(config: &Config, template: &str, n: usize) -> anyhow::Result<Value> {
+/// Measures; the keys of the result are the floors that `aenv bench` names, in milliseconds: `launch`, `http`, and for each
+/// of `write_mib` the write of so many MiB with fsync, `write32`.
+///
+/// SIGINT or SIGTERM end it early, with an error. Nothing that it made stays either way.
+pub async fn measure(config: &Config, template: &str, n: usize, write_mib: &[u32]) -> anyhow::Result<Value> {
     anyhow::ensure!(n > 0, "-n must be at least 1");
+    let interrupted = on_signal(CancellationToken::new())?;
     let home = node::home(config);
     let repository = Repository::open(node::backend(config, &home)?, home.clone()).await?;
     let resolved = Catalog::new(repository).resolve(&TeamId::default_team(), template).await?;
@@ -49,13 +55,21 @@ pub async fn measure(config: &Config, template: &str, n: usize) -> anyhow::Resul
     network.tag = InstanceTag::of_home(private.path());
     let slots = Slots::open(network).await?;
 
+    let engine = node::qemu(config, &private);
     let bench =
         Floor { home: &home, private: &private, exports: &*exports, slots: &slots, checkpoint: &checkpoint };
-    let outcome = bench.run(config, n).await;
+    let outcome = tokio::select! {
+        outcome = bench.run(&engine, n, write_mib) => outcome,
+        () = interrupted => Err(anyhow::anyhow!("interrupted")),
+    };
+    engine.close();
+    // Those of a round that did not come to its end.
+    let swept = engine.sweep(&[]).await;
     slots.close().await;
     let pid = exports.pid().await?;
     drop(exports);
     end(i32::try_from(pid)?).await;
+    swept.context("a VMM of the measurement could not be ended")?;
     outcome
 }
 
@@ -82,10 +96,10 @@ struct Floor<'a> {
 }
 
 impl Floor<'_> {
-    async fn run(&self, config: &Config, n: usize) -> anyhow::Result<Value> {
-        let engine = node::qemu(config, self.private);
+    async fn run(&self, engine: &Qemu, n: usize, write_mib: &[u32]) -> anyhow::Result<Value> {
         engine.prewarm(self.checkpoint.shape, self.checkpoint.disks.len()).await?;
-        let (mut launch, mut http, mut write) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut launch, mut http) = (Vec::new(), Vec::new());
+        let mut writes: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for _ in 0..n {
             // The processes that wait are made between the rounds, not within one.
             for _ in 0..200 {
@@ -94,11 +108,17 @@ impl Floor<'_> {
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            self.round(&engine, &mut launch, &mut http).await?;
-            write.push(write_durably(&self.private.path().join("write"))?);
+            self.round(engine, &mut launch, &mut http).await?;
+            for mib in write_mib {
+                let took = write_durably(&self.private.path().join("write"), *mib)?;
+                writes.entry(*mib).or_default().push(took);
+            }
         }
-        engine.close();
-        Ok(json!({ "launch": series(launch), "http": series(http), "write32": series(write) }))
+        let writes = writes.into_iter().map(|(mib, times)| (format!("write{mib}"), series(times)));
+        let mut floor: Map<String, Value> = writes.collect();
+        floor.insert("launch".to_owned(), series(launch));
+        floor.insert("http".to_owned(), series(http));
+        Ok(Value::Object(floor))
     }
 
     async fn round(
@@ -157,11 +177,13 @@ impl Floor<'_> {
     }
 }
 
-fn write_durably(path: &Path) -> anyhow::Result<f64> {
+fn write_durably(path: &Path, mib: u32) -> anyhow::Result<f64> {
     let bytes = vec![0xa5; WRITE_BYTES];
     let began = Instant::now();
     let mut file = std::fs::File::create(path)?;
-    file.write_all(&bytes)?;
+    for _ in 0..mib {
+        file.write_all(&bytes)?;
+    }
     file.sync_all()?;
     let took = ms(began.elapsed());
     std::fs::remove_file(path)?;

@@ -71,6 +71,9 @@ enum Command {
         /// Repetitions.
         #[arg(short, default_value_t = 20)]
         n: usize,
+        /// MiB of the writes that a pause is compared with, as a list with commas.
+        #[arg(long, value_delimiter = ',', default_value = "32")]
+        write_mib: Vec<u32>,
     },
     /// Shows or checks the configuration.
     #[command(subcommand)]
@@ -137,8 +140,8 @@ fn main() -> ExitCode {
             let missing = findings.iter().any(|finding| finding.verdict == doctor::Verdict::Missing);
             ExitCode::from(u8::from(missing))
         }
-        Some(Command::Floor { json, template, n }) => {
-            let measured = block_on(floor::measure(&loaded.config, &template, n));
+        Some(Command::Floor { json, template, n, write_mib }) => {
+            let measured = block_on(floor::measure(&loaded.config, &template, n, &write_mib));
             finish(measured.map(|measured| match json {
                 true => println!("{measured}"),
                 false => println!("{}", serde_json::to_string_pretty(&measured).expect("a value is JSON")),

@@ -94,8 +94,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Cancels at the first SIGTERM or SIGINT.
-fn on_signal(shutdown: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+/// Cancels, and ends, at the first SIGTERM or SIGINT.
+pub(crate) fn on_signal(shutdown: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
     Ok(async move {
