@@ -515,17 +515,105 @@ pub(crate) enum RepoCommand {
     Du,
 }
 
+/// `aenv bench [OPTIONS]` is the suite `verbs`; with a suite, options come after it.
 #[derive(ClapArgs)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Bench {
-    /// Template.
-    #[arg(long, default_value = "base")]
-    pub(crate) template: String,
+    #[command(subcommand)]
+    pub(crate) suite: Option<Suite>,
     /// Repetitions.
-    #[arg(short, default_value_t = 20)]
-    pub(crate) n: usize,
+    #[arg(short, default_value_t = 20, value_parser = at_least_one())]
+    pub(crate) n: u32,
+    /// Template.
+    #[arg(long, global = true, default_value = "base")]
+    pub(crate) template: String,
     /// The server's binary, which measures the bare engine; beside `aenv` or in PATH when absent.
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub(crate) server_binary: Option<PathBuf>,
+    /// Also write the report as one self-contained page.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+/// What `bench` measures.
+#[derive(Debug, PartialEq, Eq, Subcommand)]
+pub(crate) enum Suite {
+    /// Create, command, pause, resume, snapshot, and fork into 16 (the default).
+    Verbs {
+        /// Repetitions.
+        #[arg(short, default_value_t = 20, value_parser = at_least_one())]
+        n: u32,
+    },
+    /// Create, pause, resume and snapshot with 0 to 1024 MiB of changed memory.
+    Sizes {
+        /// Repetitions of each size.
+        #[arg(short, default_value_t = 5, value_parser = at_least_one())]
+        n: u32,
+        /// The sizes, as a list with commas.
+        #[arg(long, value_delimiter = ',', default_values_t = [0, 16, 64, 256, 1024], value_parser = clap::value_parser!(u32).range(..=65536))]
+        mib: Vec<u32>,
+    },
+    /// Forks into 1, 4, 16 and 64 children.
+    Forks {
+        /// Repetitions of each.
+        #[arg(short, default_value_t = 5, value_parser = at_least_one())]
+        n: u32,
+        /// How many children, as a list with commas.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64], value_parser = clap::value_parser!(u32).range(1..=100))]
+        children: Vec<u32>,
+    },
+    /// Snapshot after snapshot of one sandbox, with the same change in between.
+    Repeat {
+        /// Snapshots.
+        #[arg(short, default_value_t = 20, value_parser = at_least_one())]
+        n: u32,
+    },
+    /// Round trips to one sandbox, one after the other.
+    Commands {
+        /// Round trips.
+        #[arg(short, default_value_t = 100, value_parser = at_least_one())]
+        n: u32,
+    },
+    /// Memory and CPU of idle sandboxes (on the server's machine only).
+    Density {
+        /// Sandboxes.
+        #[arg(short, default_value_t = 16, value_parser = at_least_one())]
+        n: u32,
+        /// How long CPU is measured, in seconds.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+        seconds: u64,
+    },
+    /// Many creates at once.
+    Burst {
+        /// Creates.
+        #[arg(short, default_value_t = 32, value_parser = at_least_one())]
+        n: u32,
+        /// How long an answer may take, in seconds.
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+        seconds: u64,
+    },
+    /// Many agents at once: create, commands with time to think, fork, kill.
+    Mixed {
+        /// Agents.
+        #[arg(short, default_value_t = 4, value_parser = at_least_one())]
+        n: u32,
+        /// After so many seconds an agent begins no further life.
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+        seconds: u64,
+    },
+    /// Show reports that were kept as JSON; with --html, write them as one page.
+    Render {
+        /// The reports.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// As Markdown.
+        #[arg(long)]
+        markdown: bool,
+    },
+}
+
+fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
 }
 
 #[derive(ClapArgs)]
@@ -543,4 +631,51 @@ pub(crate) struct Doctor {
     /// The server's binary; beside `aenv` or in PATH when absent.
     #[arg(long)]
     pub(crate) server_binary: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bench(words: &[&str]) -> Result<Bench, clap::Error> {
+        match Args::try_parse_from(["aenv", "bench"].iter().chain(words))?.command {
+            Command::Bench(bench) => Ok(bench),
+            _ => panic!("another command"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        <Args as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn suites_have_their_own_repetitions() {
+        let plain = bench(&["-n", "3", "--html", "a.html"]).unwrap();
+        assert_eq!((plain.suite, plain.n, plain.html), (None, 3, Some("a.html".into())));
+        let mixed = bench(&["mixed", "-n", "2", "--seconds", "5", "--template", "other"]).unwrap();
+        assert_eq!(mixed.suite, Some(Suite::Mixed { n: 2, seconds: 5 }));
+        assert_eq!(mixed.template, "other");
+        assert_eq!(
+            bench(&["forks"]).unwrap().suite,
+            Some(Suite::Forks { n: 5, children: vec![1, 4, 16, 64] })
+        );
+        let render = bench(&["render", "a.json", "b.json", "--html", "c.html"]).unwrap();
+        assert_eq!(render.html, Some("c.html".into()));
+    }
+
+    #[test]
+    fn what_would_measure_nothing_is_refused() {
+        for words in [
+            &["-n", "0"][..],
+            &["burst", "-n", "0"],
+            &["forks", "--children", "1,101"],
+            &["mixed", "--seconds", "0"],
+            &["-n", "3", "forks"],
+            &["nothing"],
+            &["render"],
+        ] {
+            assert!(bench(words).is_err(), "{words:?}");
+        }
+    }
 }

@@ -141,13 +141,15 @@ impl Client {
 /// The error envelope of an answer.
 pub(crate) async fn api_error(response: reqwest::Response) -> CliError {
     let status = response.status().as_u16();
+    let retry_after =
+        response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
     let text = response.text().await.unwrap_or_default();
     let body: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
     let message = match body["message"].as_str() {
         Some(message) => message.to_owned(),
         None => format!("the server answered {status}: {}", text.chars().take(300).collect::<String>()),
     };
-    CliError::Api { status, message, code: body["error_code"].as_str().map(str::to_owned) }
+    CliError::Api { status, message, code: body["error_code"].as_str().map(str::to_owned), retry_after }
 }
 
 /// A path segment, percent-encoded.

@@ -1,5 +1,8 @@
 //! What a command can fail with, and the exit code of each.
 
+use std::time::Duration;
+
+use serde_json::Value;
 use thiserror::Error;
 
 /// Why a command failed.
@@ -14,7 +17,12 @@ pub(crate) enum CliError {
         message: String,
         /// Its stable code.
         code: Option<String>,
+        /// Seconds after which it may be asked again, if it says so.
+        retry_after: Option<u64>,
     },
+    /// Nothing came within the time that was given for it.
+    #[error("no answer within {} s", .0.as_secs())]
+    NoAnswer(Duration),
     /// The server cannot be reached.
     #[error(
         "the server at {url} cannot be reached: {message}\n  start one with `aenv-server`, or set AENV_URL"
@@ -53,6 +61,16 @@ impl CliError {
         move |source| Self::Io { context, source }
     }
 
+    /// From an error envelope that stands within an answer.
+    pub(crate) fn of_body(body: &Value) -> Self {
+        Self::Api {
+            status: body["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(500),
+            message: body["message"].as_str().unwrap_or("it failed").to_owned(),
+            code: body["error_code"].as_str().map(str::to_owned),
+            retry_after: None,
+        }
+    }
+
     /// See the crate's documentation.
     pub(crate) fn exit_code(&self) -> i32 {
         match self {
@@ -61,7 +79,7 @@ impl CliError {
             Self::Api { status: 404, .. } => 4,
             Self::NoKey | Self::Api { status: 401 | 403, .. } => 5,
             Self::Api { status: 429 | 503, .. } => 6,
-            Self::Api { .. } | Self::Sandbox(_) | Self::Io { .. } => 1,
+            Self::Api { .. } | Self::NoAnswer(_) | Self::Sandbox(_) | Self::Io { .. } => 1,
         }
     }
 }

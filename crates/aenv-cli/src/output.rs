@@ -59,7 +59,8 @@ pub(crate) fn one(format: Format, item: &Value) {
     }
 }
 
-fn cell(item: &Value, field: &str) -> String {
+/// What a row shows of a field (`a.b` looks into objects).
+pub(crate) fn cell(item: &Value, field: &str) -> String {
     show(field.split('.').fold(item, |value, name| &value[name]))
 }
 

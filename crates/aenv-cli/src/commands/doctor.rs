@@ -1,7 +1,5 @@
 //! `doctor`: the server's binary looks at the host; this shows what it says.
 
-use serde_json::Value;
-
 use super::beside;
 use crate::{Outcome, args::Doctor, error::CliError, output::Format};
 
@@ -17,14 +15,4 @@ pub(super) fn run(args: Doctor, format: Format) -> Outcome {
         binary.display()
     )))?;
     Ok(status.code().unwrap_or(1))
-}
-
-/// The floor of `bench`: what the bare engine takes on this host.
-pub(super) fn floor(binary: Option<std::path::PathBuf>, n: usize) -> Option<Value> {
-    let output = std::process::Command::new(beside(binary, "aenv-server"))
-        .args(["floor", "--json", "-n", &n.to_string()])
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .ok()?;
-    output.status.success().then(|| serde_json::from_slice(&output.stdout).ok()).flatten()
 }

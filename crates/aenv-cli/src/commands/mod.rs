@@ -94,9 +94,9 @@ async fn envd_of(client: &Client, id: &str) -> Result<Envd, CliError> {
 
 /// What one child of a fork became.
 fn child(result: &Value) -> Result<&Value, CliError> {
-    match (&result["sandbox"], &result["error"]["message"]) {
+    match (&result["sandbox"], &result["error"]) {
         (sandbox @ Value::Object(_), _) => Ok(sandbox),
-        (_, Value::String(message)) => Err(CliError::Sandbox(message.clone())),
+        (_, error @ Value::Object(_)) => Err(CliError::of_body(error)),
         _ => Err(CliError::Sandbox("the server's answer has neither a sandbox nor an error".to_owned())),
     }
 }

@@ -139,7 +139,7 @@ async fn follow(client: &Client, path: &str, body: &Value) -> Result<Value, CliE
             let said: Value = serde_json::from_slice(&line)
                 .map_err(|error| CliError::Sandbox(format!("the server's answer cannot be read: {error}")))?;
             if let Some(error) = said.get("error") {
-                return Err(failed(error));
+                return Err(CliError::of_body(error));
             }
             if let Some(result) = said.get("result") {
                 spinner.finish_and_clear();
@@ -154,12 +154,4 @@ async fn follow(client: &Client, path: &str, body: &Value) -> Result<Value, CliE
         }
     }
     Err(CliError::Sandbox("the server broke off before it was done; its log says more".to_owned()))
-}
-
-fn failed(error: &Value) -> CliError {
-    CliError::Api {
-        status: error["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(500),
-        message: error["message"].as_str().unwrap_or("it failed").to_owned(),
-        code: error["error_code"].as_str().map(str::to_owned),
-    }
 }
