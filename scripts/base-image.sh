@@ -1,7 +1,14 @@
 #!/usr/bin/env bash
 # Builds the base image: Debian 12 with what agents and SDKs expect, as an OCI layout that `aenv pull oci:OUT_DIR` reads.
+# With options, an image on the same ground.
 #
-# usage: scripts/base-image.sh OUT_DIR
+# usage: scripts/base-image.sh OUT_DIR [--title NAME] [--package NAME]... [--overlay DIR] [--setup COMMAND] [--env KEY=VALUE]...
+#
+#   --title     name of the image (base)
+#   --package   a further package
+#   --overlay   a folder whose files are put over the image's, as root's
+#   --setup     run in the image, by its /bin/sh, after that
+#   --env       a variable of its configuration; may replace one
 #
 # Uses the apt sources and proxies of this machine where it is a Debian 12 itself, and deb.debian.org otherwise.
 # AENV_DEBIAN_MIRROR overrides both. Does nothing when OUT_DIR holds the image of the same inputs already; AENV_FORCE=1 builds anyway.
@@ -19,8 +26,23 @@ export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8
 say() { printf '%s\n' "base-image: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
-[ $# -eq 1 ] || fail "usage: $0 OUT_DIR"
-out=$1
+usage="usage: $0 OUT_DIR [--title NAME] [--package NAME]... [--overlay DIR] [--setup COMMAND] [--env KEY=VALUE]..."
+[ $# -ge 1 ] || fail "$usage"
+out=$1 title=base overlay="" setup=""
+env=(--env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin --env LANG=C.UTF-8)
+shift
+while [ $# -ge 2 ]; do
+  case $1 in
+    --title) title=$2 ;;
+    --package) packages+=("$2") ;;
+    --overlay) overlay=$2 ;;
+    --setup) setup=$2 ;;
+    --env) env+=(--env "$2") ;;
+    *) fail "$usage" ;;
+  esac
+  shift 2
+done
+[ $# -eq 0 ] || fail "$usage"
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 for tool in mmdebstrap python3 sha256sum; do
@@ -58,7 +80,8 @@ fi
 
 inputs=$({
   cat -- "${BASH_SOURCE[0]}" "$here/oci_layout.py"
-  printf '%s\n' "$SOURCE_DATE_EPOCH" "${packages[@]}" "${mirrors[@]}"
+  printf '%s\n' "$SOURCE_DATE_EPOCH" "${packages[@]}" "${mirrors[@]}" "$title" "$setup" "${env[@]}"
+  if [ -n "$overlay" ]; then (cd "$overlay" && find . -type f -print0 | sort -z | xargs -0 sha256sum); fi
   for mirror in "${mirrors[@]}"; do [ -f "$mirror" ] && cat -- "$mirror"; done
   true
 } | sha256sum | cut -d' ' -f1)
@@ -78,6 +101,17 @@ deb http://deb.debian.org/debian $suite-updates main
 deb http://deb.debian.org/debian-security $suite-security main
 SOURCES
 
+extra=()
+if [ -n "$overlay" ]; then
+  tar -C "$overlay" --owner=0 --group=0 --numeric-owner --sort=name --mtime="@$SOURCE_DATE_EPOCH" -cf "$work/overlay.tar" .
+  extra+=(--customize-hook="tar-in $work/overlay.tar /")
+fi
+if [ -n "$setup" ]; then
+  printf '%s\n' "$setup" >"$work/setup"
+  # shellcheck disable=SC2016 # $1 is for the shell that mmdebstrap starts
+  extra+=(--customize-hook="upload $work/setup /tmp/setup" --customize-hook='chroot "$1" /bin/sh -eu /tmp/setup')
+fi
+
 say "installing ${#packages[@]} packages and what they need from ${mirrors[*]} (about a minute)"
 # Everything that would make two builds differ, or that only a builder needs, goes at the end.
 # Commands run in login shells, and bash knows its user without starting `id`, which costs as much as the shell itself.
@@ -93,6 +127,7 @@ mmdebstrap \
   --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/share/doc/*' \
   --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+  "${extra[@]}" \
   --customize-hook='rm -f "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap' \
   --customize-hook='rm -f "$1"/etc/apt/sources.list.d/* "$1"/etc/hostname "$1"/etc/resolv.conf "$1"/etc/machine-id' \
   --customize-hook='rm -rf "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/lists/* "$1"/tmp/*' \
@@ -108,9 +143,7 @@ mmdebstrap \
 
 say "writing the OCI layout"
 python3 "$here/oci_layout.py" "$work/rootfs.tar" "$work/layout" \
-  --tag "base" --created "$SOURCE_DATE_EPOCH" \
-  --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin --env LANG=C.UTF-8 \
-  --cmd bash --label org.opencontainers.image.title=aenv-base
+  --tag "$title" --created "$SOURCE_DATE_EPOCH" "${env[@]}" --cmd bash --label "org.opencontainers.image.title=aenv-$title"
 printf '%s\n' "$inputs" >"$work/layout/.inputs"
 sync -f -- "$work/layout"
 
@@ -120,4 +153,4 @@ if [ -e "$out" ]; then
   mv -- "$out" "$work/old"
 fi
 mv -- "$work/layout" "$out"
-say "done in $((SECONDS - started)) s: $(du -sh -- "$out" | cut -f1) in $out; use it with: aenv pull oci:$out --name base"
+say "done in $((SECONDS - started)) s: $(du -sh -- "$out" | cut -f1) in $out; use it with: aenv pull oci:$out --name $title"

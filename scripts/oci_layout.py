@@ -92,7 +92,8 @@ def write(args):
     layer, diff_id = store_layer(blobs, args.rootfs, args.gzip)
     created = datetime.datetime.fromtimestamp(args.created, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     settings = {
-        "Env": args.env,
+        # Of several values of one variable the last.
+        "Env": [f"{name}={value}" for name, value in pairs(args.env).items()],
         "Cmd": args.cmd,
         "Entrypoint": args.entrypoint,
         "User": args.user,
