@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs the published clients that the tests use, each pinned, from PyPI and npm: the current Python ones into .venv, the older
-# ones and schemathesis into environments of their own below .build/clients, and those for Node.js beside their scripts.
+# ones, schemathesis, and what the code interpreter's service is made of into environments of their own below .build/clients, and
+# those for Node.js beside their scripts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=.venv
 [ -x "$venv/bin/pytest" ] || python3 -m venv "$venv"
 pip=("$venv/bin/pip" --disable-pip-version-check --quiet)
-"${pip[@]}" install -r tests/requirements.txt
+"${pip[@]}" install -r tests/requirements.txt -r tests/e2e/code_interpreter/requirements.txt
 
 # Installs $1, a requirements file, into the environment $2, unless that was made from it already.
 environment() {
@@ -22,5 +23,6 @@ for requirements in tests/e2e/previous/*.txt; do
   environment "$requirements" ".build/clients/$(basename "$requirements" .txt)"
 done
 environment tests/e2e/schemathesis.txt .build/clients/schemathesis
+environment templates/code-interpreter/requirements.txt .build/clients/code_interpreter_service
 
 npm --prefix tests/e2e/typescript install --no-audit --no-fund --no-package-lock --silent
