@@ -10,7 +10,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 GUEST_TARGET := x86_64-unknown-linux-musl
 GUEST_BIN := $(CARGO_TARGET_DIR)/$(GUEST_TARGET)/guest
 
-.PHONY: help deps deps-test build guest image quickstart stop test check fmt lint deny docs compatibility bench clean
+.PHONY: help deps deps-test build guest image code-interpreter quickstart stop test check fmt lint deny docs compatibility bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
@@ -29,6 +29,10 @@ guest: ## Build the static guest binaries (init, envd)
 
 image: build ## Make the base image (an OCI layout) in .build/base-image
 	@scripts/base-image.sh .build/base-image
+
+code-interpreter: ## Make the code interpreter's image (an OCI layout) in .build/code-interpreter-image
+	@scripts/deps.sh run
+	@scripts/code-interpreter-image.sh .build/code-interpreter-image
 
 quickstart: build image ## Build, start a server, and run the main job in front of you
 	@scripts/quickstart.sh
@@ -50,7 +54,7 @@ deny: ## Licences, advisories and sources of dependencies
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --document-private-items
 
-test: deps-test build image fmt lint deny docs ## Install what the tests need, and run them all
+test: deps-test build image code-interpreter fmt lint deny docs ## Install what the tests need, and run them all
 	scripts/test.sh
 
 compatibility: ## Write docs/compatibility.md from the last `make test`
