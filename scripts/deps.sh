@@ -32,5 +32,5 @@ if ! rustup target list --installed 2>/dev/null | grep -qx x86_64-unknown-linux-
 fi
 if [ "${1:-run}" = test ]; then
   # Without optimization: on a new machine compiling a tool takes longer than using it.
-  command -v cargo-nextest >/dev/null || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked cargo-nextest
+  command -v cargo-nextest >/dev/null || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked cargo-nextest@0.9.143
 fi
