@@ -13,7 +13,7 @@ from e2b import Sandbox, SandboxException, SandboxQuery, Template
 
 @pytest.mark.compat("python", "Sandbox.get_metrics")
 def test_metrics(shared):
-    samples = wait_for("the first sample", shared.get_metrics, 30, every=0.5)
+    samples = wait_for("the first sample", shared.get_metrics, 60, every=0.5)
     last = samples[-1]
     assert last.cpu_count == 1 and last.cpu_used_pct >= 0
     assert 0 < last.mem_used < last.mem_total and last.mem_cache >= 0 and 0 < last.disk_used < last.disk_total

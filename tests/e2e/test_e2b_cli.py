@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import IMAGE
+from conftest import IMAGE, wait_for
 
 PROGRAM = Path(__file__).parent / "typescript/node_modules/.bin/e2b"
 TEMPLATE = "from-e2b-cli"
@@ -107,15 +107,18 @@ def test_a_sandbox(server, e2b):
         listed = parsed(e2b("sandbox", "list", "--format", "json", "--metadata", "by=e2b-cli", "--state", state))
         return [(entry["sandboxId"], entry["state"]) for entry in listed]
 
+    def shown(what):
+        return [json.loads(line) for line in e2b("sandbox", what, "--format", "json", id).splitlines() if line.startswith("{")]
+
     try:
         assert e2b("sandbox", "exec", id, "tr", "a-z", "A-Z", input="quiet") == "QUIET"
         where = ["--user", "root", "--cwd", "/tmp", "--env", "COLOUR=blue"]
         assert e2b("sandbox", "exec", *where, id, "sh", "-c", "id -un; pwd; echo $COLOUR; exit 9", status=9) == "root\n/tmp\nblue\n"
         assert parsed(e2b("sandbox", "info", "--format", "json", id))["metadata"] == {"by": "e2b-cli"}
-        entries = [json.loads(line) for line in e2b("sandbox", "logs", "--format", "json", id).splitlines() if line.startswith("{")]
-        assert "sandbox created" in [entry["message"] for entry in entries]
-        samples = [json.loads(line) for line in e2b("sandbox", "metrics", "--format", "json", id).splitlines() if line.startswith("{")]
-        assert samples and samples[-1]["cpuCount"] == 1 and samples[-1]["memTotal"] > samples[-1]["memUsed"] > 0
+        assert "sandbox created" in [entry["message"] for entry in shown("logs")]
+        # The server asks its guests every few seconds.
+        last = wait_for("the first sample", lambda: shown("metrics"), 60)[-1]
+        assert last["cpuCount"] == 1 and last["memTotal"] > last["memUsed"] > 0
 
         script = [(rb"\$ $", b"echo seen-$((6*7)); tty\n"), (rb"seen-42\r+\n/dev/pts/", b"exit\n")]
         assert in_a_terminal(e2b.env, ["sandbox", "connect", id], script) == 0
