@@ -1,8 +1,10 @@
 """A server of the tests' own: real VMs, the real base image, nothing shared with a server that runs on this machine."""
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,24 +25,37 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 GUEST = BIN.parent / "x86_64-unknown-linux-musl" / "guest"
 IMAGE = Path(os.environ.get("AENV_BASE_IMAGE", ROOT / ".build" / "base-image"))
+#: Seconds that no test takes, nor a whole run, on whatever machine.
+LONG = 6 * 3600
 
 
 def wait_for(what, check, seconds=60.0, every=0.1):
-    """Waits for a level, not for time: `check` is asked until it gives something true."""
+    """Waits for a level, not for time: `check` is asked until it gives something true, once more when the time is over."""
     deadline = time.monotonic() + seconds
     while True:
+        late = time.monotonic() > deadline
         found = check()
         if found:
             return found
-        if time.monotonic() > deadline:
+        if late:
             raise AssertionError(f"{what}: not within {seconds} s")
         time.sleep(every)
 
 
+FIRST_PORT = 10_000
+PORT_NUMBERS = itertools.count(random.randrange(FIRST_PORT))
+
+
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody gets between this and its use: the kernel gives none below its range to whoever asks for any, and a run
+    gets none twice. A server that is started again needs the same one."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for number in itertools.islice(PORT_NUMBERS, 1000):
+        port = FIRST_PORT + number % max(end - FIRST_PORT, FIRST_PORT)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 class Server:
@@ -51,7 +66,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.home / "server.log"
-        self.process = None
+        self.process = self.key = None
         self.env = {}
 
     def command(self, *words):
@@ -93,7 +108,6 @@ class Server:
             "AENV_URL": self.url,
             "AENV_API_KEY": self.key,
         }
-        os.environ.update(self.env)
 
     def tail(self, lines=40):
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -106,7 +120,8 @@ class Server:
     def stop(self):
         if self.process and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(timeout=30)
+            # The longest that docs/operations.md gives it, and some more.
+            self.process.wait(timeout=90)
 
     def api(self, method, path, body=None, headers=None, raw=False):
         """(status, parsed body) of a control-plane call."""
@@ -167,19 +182,26 @@ class Server:
 
     def destroy(self):
         """Ends everything that belongs to this server."""
-        if self.process and self.process.poll() is None:
+        if self.key and self.process.poll() is None:
             for sandbox in self.api("GET", "/v2/sandboxes")[1] or []:
                 self.api("DELETE", f"/sandboxes/{sandbox['sandboxID']}")
         self.stop()
         for pid in self.vmms():
-            os.kill(pid, signal.SIGKILL)
+            end(pid, signal.SIGKILL)
+        wait_for("the VMMs' end", lambda: not self.vmms())
         pid_file = self.runtime / "blockd.pid"
         if pid_file.exists():
             pid = int(pid_file.read_text())
-            os.kill(pid, signal.SIGTERM)
-            wait_for("blockd's end", lambda: not Path(f"/proc/{pid}").exists(), 20)
+            end(pid, signal.SIGTERM)
+            wait_for("blockd's end", lambda: not Path(f"/proc/{pid}").exists())
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+def end(pid, number):
+    """Sends a signal to a process, which may have ended by itself just now."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 @contextlib.contextmanager
@@ -208,10 +230,14 @@ def server():
         settings = [
             "network.internal.veth_cidr=10.213.0.0/16",
             "orchestrator.memory_mib=32768",
+            # Tests collect the repository, and compare what is there before and afterwards.
+            "snapshot.gc_interval_secs=0",
             f"network.egress.extra_ca={test_ca}",
         ]
         with running_server(home, settings) as instance:
             instance.test_ca = test_ca
+            # For the SDK's calls in this process: they go to this server, whichever others are started.
+            os.environ.update(instance.env)
             yield instance
 
 
@@ -220,7 +246,7 @@ def sandbox(server):
     """A fresh sandbox, through the SDK; gone afterwards."""
     from e2b import Sandbox
 
-    made = Sandbox.create("base", timeout=300)
+    made = Sandbox.create("base", timeout=LONG)
     yield made
     made.kill()
 
@@ -230,6 +256,6 @@ def shared(server):
     """One sandbox for all tests that leave nothing behind which could disturb the next."""
     from e2b import Sandbox
 
-    made = Sandbox.create("base", timeout=3600, metadata={"made-for": "all"}, envs={"COLOUR": "blue"})
+    made = Sandbox.create("base", timeout=LONG, metadata={"made-for": "all"}, envs={"COLOUR": "blue"})
     yield made
     made.kill()

@@ -1,7 +1,6 @@
 """A node that has none of a template's layers launches it from another node's repository, and reads only what it needs."""
 
 import json
-import os
 import shutil
 import tempfile
 
@@ -26,8 +25,6 @@ def node(server):
         made.setup()
         yield made.start()
     finally:
-        # Other tests speak to the server that the environment names.
-        os.environ.update(server.env)
         made.destroy()
         shutil.rmtree(home, ignore_errors=True)
 
