@@ -194,14 +194,35 @@ class Server:
             pid = int(pid_file.read_text())
             end(pid, signal.SIGTERM)
             wait_for("blockd's end", lambda: not Path(f"/proc/{pid}").exists())
+        self.remove_network()
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def remove_network(self):
+        """The namespaces of free slots and the host's rules, which a server leaves for the next one on its home."""
+        name = network_name(self.home)
+        for slot in Path("/run/netns").glob(f"{name}-*"):
+            # First the veth pair: the kernel takes its time to remove it with the namespace.
+            subprocess.run(["ip", "link", "del", slot.name], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run(["ip", "netns", "del", slot.name], check=True)
+        tables = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True).stdout
+        if f"table inet {name}" in tables.splitlines():
+            subprocess.run(["nft", "delete", "table", "inet", name], check=True)
 
 
 def end(pid, number):
     """Sends a signal to a process, which may have ended by itself just now."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def network_name(home):
+    """What aenv-net's `InstanceTag::of_home` makes of a home: the beginning of all names that its server gives."""
+    hashed = 0xCBF2_9CE4_8422_2325
+    for byte in os.fsencode(home):
+        hashed = (hashed ^ byte) * 0x0100_0000_01B3 % 2**64
+    digits = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return "aenv" + "".join(digits[(hashed >> shift) % 36] for shift in (48, 32, 16, 0))
 
 
 @contextlib.contextmanager
