@@ -5,11 +5,12 @@ import urllib.error
 import urllib.request
 
 import pytest
+from conftest import LONG, wait_for
 from e2b import CommandExitException, NotFoundException, Sandbox, TimeoutException
 
 
 def test_the_readme_script(server):
-    sandbox = Sandbox.create("base", timeout=300)
+    sandbox = Sandbox.create("base", timeout=LONG)
     assert sandbox.commands.run("python3 -c 'print(6*7)'").stdout == "42\n"
     sandbox.files.write("/home/user/a.txt", "hi")
     assert "a.txt" in [entry.name for entry in sandbox.files.list("/home/user")]
@@ -18,7 +19,7 @@ def test_the_readme_script(server):
     sandbox = Sandbox.connect(sandbox.sandbox_id)
     assert sandbox.files.read("/home/user/a.txt") == "hi"
 
-    children = sandbox.fork(count=4)
+    children = sandbox.fork(count=4, timeout=LONG)
     ids = {child.sandbox_id for child in children}
     assert len(ids) == 4 and sandbox.sandbox_id not in ids
     assert sandbox.is_running()
@@ -78,7 +79,7 @@ def test_pause_and_resume_twice(sandbox):
     for _ in range(2):
         count = int(run("cat /tmp/count").stdout)
         sandbox.pause()
-        sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=300)
+        sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=LONG)
         began = time.time()
         guest = float(sandbox.commands.run("date +%s.%N").stdout)
         ended = time.time()
@@ -89,10 +90,10 @@ def test_pause_and_resume_twice(sandbox):
 
 
 def test_fork_16_with_changed_memory(server):
-    source = Sandbox.create("base", timeout=300)
+    source = Sandbox.create("base", timeout=LONG)
     source.commands.run("head -c 32M /dev/urandom > /dev/shm/changed; echo source > ~/who")
     checksum = source.commands.run("sha256sum /dev/shm/changed").stdout
-    children = source.fork(count=16, timeout=300)
+    children = source.fork(count=16, timeout=LONG)
     assert len(children) == 16
     ask = "sha256sum /dev/shm/changed; head -c 16 /dev/urandom | xxd -p 2>/dev/null || head -c 16 /dev/urandom | od -An -tx1; "
     ask += "python3 -c 'import uuid; print(uuid.uuid4())'; cat /etc/machine-id; hostname"
@@ -136,12 +137,10 @@ def test_hosts_and_ports(server, sandbox):
     def get(port_host):
         request = urllib.request.Request(server.url + "/", headers={"Host": port_host})
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
-
-    from conftest import wait_for
 
     wait_for("the guest's web server", lambda: get(host)[0] == 200, 90)
     status, body = get(sandbox.get_host(9))
@@ -154,16 +153,20 @@ def test_hosts_and_ports(server, sandbox):
 def test_ttl_is_kept(server):
     killed = Sandbox.create("base", timeout=5, lifecycle={"on_timeout": "kill"})
     paused = Sandbox.create("base", timeout=5, lifecycle={"on_timeout": "pause"})
-    time.sleep(max(0, 6 - (time.time() - paused.get_info().started_at.timestamp())))
+
+    def handled():
+        states = {entry["sandboxID"]: entry["state"] for entry in server.api("GET", "/v2/sandboxes")[1]}
+        return killed.sandbox_id not in states and states[paused.sandbox_id] == "paused"
+
+    # The second one's deadline is the later one.
+    time.sleep(max(0, paused.get_info().end_at.timestamp() - time.time()))
+    wait_for("the end of both", handled, 1, every=0.05)
     assert not killed.is_running() and not paused.is_running()
-    states = {entry["sandboxID"]: entry["state"] for entry in server.api("GET", "/v2/sandboxes")[1]}
-    assert killed.sandbox_id not in states
-    assert states[paused.sandbox_id] == "paused"
     assert paused.kill()
 
 
 def test_traffic_wakes_it(server):
-    sandbox = Sandbox.create("base", timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    sandbox = Sandbox.create("base", timeout=LONG, lifecycle={"on_timeout": "pause", "auto_resume": True})
     sandbox.files.write("/home/user/a.txt", "still here")
     sandbox.pause()
     assert sandbox.files.read("/home/user/a.txt") == "still here"
