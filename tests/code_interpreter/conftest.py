@@ -131,9 +131,9 @@ def service(envd, home, tmp_path_factory):
             return False
 
     try:
-        wait_for("the service's health", healthy, 120)
+        wait_for("the service's health", healthy, 300)
         yield service
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
     assert "Traceback" not in log.read_text(), log.read_text()

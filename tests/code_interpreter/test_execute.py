@@ -42,7 +42,7 @@ def test_output_arrives_while_the_code_runs(service, tmp_path):
 
 
 def test_silence_is_filled(service):
-    assert {"type": "keepalive"} in service.run("import time; time.sleep(5.5)").lines
+    assert {"type": "keepalive"} in service.run("import time; time.sleep(8)").lines
 
 
 def test_all_of_a_flood(service):
@@ -167,7 +167,7 @@ def test_a_client_that_goes_interrupts_its_code(service, code):
     answer.close()
     began = time.monotonic()
     assert service.run("kept").text == "kept"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_code_that_heeds_no_interrupt_goes_on_until_a_restart(service, tmp_path):
@@ -179,7 +179,7 @@ def test_code_that_heeds_no_interrupt_goes_on_until_a_restart(service, tmp_path)
     answer.close()
     connection.close()
     # Interrupted twice, in case the first one came too early.
-    wait_for("both interrupts", lambda: count.exists() and count.read_text() == "xx", 10)
+    wait_for("both interrupts", lambda: count.exists() and count.read_text() == "xx")
     assert service.call("POST", f"/contexts/{made}/restart")[0] == 200
     assert service.run("1 + 1", context=made).text == "2"
     service.remove(made)
@@ -193,8 +193,10 @@ def test_a_client_that_goes_while_it_waits_runs_nothing(service, tmp_path):
     second, waiting = service.open("POST", "/execute", {"code": f"open({str(mark)!r}, 'w')", "context_id": made})
     waiting.close()
     second.close()
+    # Whatever the service answers now, it answers after it has seen that.
+    assert service.call("GET", "/health")[0] == 200
     gate.touch()
-    assert [line["type"] for line in service.lines(running)] == ["end_of_execution"]
+    assert [line["type"] for line in service.lines(running) if line["type"] != "keepalive"] == ["end_of_execution"]
     assert service.run("1", context=made).text == "1"
     assert not mark.exists()
     first.close()

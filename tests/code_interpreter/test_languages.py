@@ -59,7 +59,7 @@ def test_javascript_is_interrupted_and_keeps_its_state(service, code):
     connection.close()
     began = time.monotonic()
     assert service.run("kept", language="js").text == "kept"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_node_that_dies(service):
