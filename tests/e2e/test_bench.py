@@ -84,9 +84,9 @@ def test_the_floor_of_the_same_machine(server):
     before = things(server)
     env = {
         **os.environ, **server.env,
-        "AENV_HOME_PATH": str(server.home), "AENV_NETWORK_INTERNAL_VETH_CIDR": "10.216.0.0/16",
+        "AENV_HOME_PATH": str(server.home), "AENV_NETWORK_INTERNAL_VETH_CIDR": "10.217.0.0/16",
     }
-    done = subprocess.run([BIN / "aenv", "bench", "commands", "-n", "1"], capture_output=True, text=True, env=env, timeout=300)
+    done = subprocess.run([BIN / "aenv", "bench", "commands", "-n", "1"], capture_output=True, text=True, env=env, timeout=900)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["floor"]["http"]["n"] >= 1 and all(row["ratio"] > 0 for row in report["results"])
@@ -104,7 +104,7 @@ def test_an_interrupted_run_leaves_nothing(server):
         wait_for("a sandbox of the bench", lambda: things(server) - before)
     finally:
         process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=180)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130 and output == b""
     assert things(server) <= before
 

@@ -40,7 +40,7 @@ def parsed(text):
     return json.loads(text[re.search(r"(?m)^[\[{]", text).start():])
 
 
-def in_a_terminal(env, words, script, seconds=90):
+def in_a_terminal(env, words, script, seconds=180):
     """Runs the command on a terminal of its own: for each (typed, expected), types once what was expected before is there."""
     pid, terminal = pty.fork()
     if pid == 0:

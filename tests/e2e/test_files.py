@@ -92,7 +92,7 @@ def test_watches(shared, folder):
 
     def events(enough):
         seen = []
-        wait_for("events", lambda: seen.extend(watch.get_new_events()) or enough(seen), 20)
+        wait_for("events", lambda: seen.extend(watch.get_new_events()) or enough(seen))
         return seen
 
     files.write(f"{folder}/new", "data")

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, free_port
+from conftest import ROOT
 
 HERE = Path(__file__).parent
 CLIENTS = ROOT / ".build" / "clients"
@@ -27,7 +27,7 @@ class TlsFront:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(self.certificate, key)
         self.context.set_alpn_protocols(["http/1.1"])
-        self.target, self.port = target, free_port()
+        self.target, self.port = target, None
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
@@ -52,8 +52,9 @@ class TlsFront:
 
     def __enter__(self):
         self.thread.start()
-        starting = asyncio.start_server(self.serve, "127.0.0.1", self.port, ssl=self.context)
-        asyncio.run_coroutine_threadsafe(starting, self.loop).result(20)
+        starting = asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=self.context)
+        listening = asyncio.run_coroutine_threadsafe(starting, self.loop).result(20)
+        self.port = listening.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_):
@@ -83,7 +84,7 @@ def by_url(server):
 
 def run(command, env, client, saw):
     """Runs a script, and notes the calls that it came to."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     calls = done.stdout.splitlines()
     for call in calls:
         saw(client, call)

@@ -31,14 +31,14 @@ def test_a_build_and_its_next_one(server, context):
             .run_cmd("id -un > /tmp/once", user="root")
             .run_cmd("pwd > /tmp/where; id -un > /tmp/who; echo $COLOUR > /tmp/colour; head -c 16 /dev/urandom | od -An -tx1 > /tmp/made")
             .run_cmd(f"echo {last} > /tmp/last")
-            .set_start_cmd("echo started > /tmp/started", "sleep 0")
+            .set_start_cmd("echo started > /tmp/started", "test -s /tmp/started")
         )
 
     def build(last):
         lines = []
         info = Template.build(recipe(last), "e2e-built:tried", on_build_logs=lambda entry: lines.append(entry.message), **SIZE)
         assert info.template_id and any("Build finished" in line for line in lines), lines
-        made = Sandbox.create("e2e-built:tried", timeout=120)
+        made = Sandbox.create("e2e-built:tried", timeout=600)
         names = "where who colour once started last made"
         answer = made.commands.run(f"cd /tmp; cat {names}; readlink ~/tree/near ~/tree/nowhere; cat ~/far; echo $COLOUR").stdout
         assert made.kill()
@@ -58,11 +58,11 @@ def test_a_build_and_its_next_one(server, context):
 
 @pytest.mark.compat("python", "Template.build_in_background", "Template.get_build_status")
 def test_a_build_in_the_background(server):
-    info = Template.build_in_background(Template().from_template("base").run_cmd("echo in the log"), "e2e-background", **SIZE)
+    info = Template.build_in_background(Template().from_template("base").run_cmd("sleep 2; echo in the log"), "e2e-background", **SIZE)
     began, offset, seen = time.monotonic(), 0, []
     status = Template.get_build_status(info, logs_offset=0)
     assert status.status.value == "building"
-    while status.status.value == "building" and time.monotonic() < began + 120:
+    while status.status.value == "building" and time.monotonic() < began + 600:
         status = Template.get_build_status(info, logs_offset=offset)
         offset += len(status.log_entries)
         seen += [entry.message for entry in status.log_entries]

@@ -4,6 +4,7 @@ Prints the name of each call once it has given what it should.
 """
 
 import socket
+import time
 
 REAL = socket.getaddrinfo
 # Every host name of the test's domain is this machine.
@@ -18,7 +19,7 @@ def came_to(*calls):
         print(call, flush=True)
 
 
-sandbox = Sandbox("base", timeout=300, metadata={"by": "python-1"}, envs={"COLOUR": "blue"})
+sandbox = Sandbox("base", timeout=3600, metadata={"by": "python-1"}, envs={"COLOUR": "blue"})
 came_to("Sandbox()")
 try:
     assert sandbox.is_running()
@@ -44,7 +45,11 @@ try:
     written = sandbox.files.write("notes/a.txt", "hi")
     assert (written.name, written.path) == ("a.txt", "/home/user/notes/a.txt")
     sandbox.files.write("b.txt", b"\x00\xff")
-    assert watch.get_new_events()[0].name == "notes"
+    # They are collected in the background.
+    events, deadline = [], time.monotonic() + 60
+    while not (events := watch.get_new_events()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert events[0].name == "notes"
     watch.stop()
     came_to("files.watch_dir")
     assert sandbox.files.read("b.txt", format="bytes") == b"\x00\xff" and sandbox.files.read("notes/a.txt") == "hi"
@@ -74,7 +79,7 @@ try:
 
     info = sandbox.get_info()
     assert info.metadata == {"by": "python-1"}
-    sandbox.set_timeout(600)
+    sandbox.set_timeout(7200)
     assert sandbox.get_info().end_at > info.end_at
     came_to("Sandbox.get_info", "Sandbox.set_timeout")
     assert sandbox.sandbox_id in [entry.sandbox_id for entry in Sandbox.list()]

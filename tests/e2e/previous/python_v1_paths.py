@@ -8,7 +8,7 @@ def came_to(*calls):
         print(call, flush=True)
 
 
-sandbox = Sandbox.create("base", timeout=300, metadata={"by": "python-v1-paths"}, envs={"COLOUR": "blue"})
+sandbox = Sandbox.create("base", timeout=3600, metadata={"by": "python-v1-paths"}, envs={"COLOUR": "blue"})
 came_to("Sandbox.create")
 children = []
 try:
@@ -37,15 +37,15 @@ try:
     query = SandboxQuery(metadata={"by": "python-v1-paths"}, state=[SandboxState.PAUSED])
     assert [entry.sandbox_id for entry in Sandbox.list(query).next_items()] == [sandbox.sandbox_id]
     came_to("Sandbox.list")
-    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=300)
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=3600)
     assert sleeper.pid in [process.pid for process in sandbox.commands.list()]
     came_to("Sandbox.connect", "commands.list")
     before = sandbox.get_info().end_at
-    sandbox.set_timeout(900)
+    sandbox.set_timeout(7200)
     assert sandbox.get_info().end_at > before
     came_to("Sandbox.get_info", "Sandbox.set_timeout")
 
-    children = sandbox.fork(count=2, timeout=120)
+    children = sandbox.fork(count=2, timeout=3600)
     assert [child.files.read("a.txt") for child in children] == ["hi", "hi"]
     came_to("Sandbox.fork")
     snapshot = sandbox.create_snapshot()

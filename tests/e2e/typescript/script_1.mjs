@@ -10,7 +10,7 @@ dns.lookup = (host, ...rest) => real(host.endsWith('.test') ? '127.0.0.1' : host
 const { Sandbox, CommandExitError, NotFoundError } = await import('e2b-1')
 const cameTo = (...calls) => calls.forEach((call) => console.log(call))
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 300_000, metadata: { by: 'typescript-1' }, envs: { COLOUR: 'blue' } })
+const sandbox = await Sandbox.create('base', { timeoutMs: 3600_000, metadata: { by: 'typescript-1' }, envs: { COLOUR: 'blue' } })
 cameTo('Sandbox.create')
 try {
   assert.ok(await sandbox.isRunning())
@@ -42,7 +42,7 @@ try {
 
   const info = await sandbox.getInfo()
   assert.deepEqual(info.metadata, { by: 'typescript-1' })
-  await sandbox.setTimeout(600_000)
+  await sandbox.setTimeout(7200_000)
   assert.ok((await sandbox.getInfo()).endAt > info.endAt)
   assert.ok((await Sandbox.list()).some((entry) => entry.sandboxId === sandbox.sandboxId))
   await (await Sandbox.connect(sandbox.sandboxId)).files.write('again', 'yes')
