@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import running_server, wait_for
+from conftest import LONG, running_server, wait_for
 
 MIB = 1 << 20
 
@@ -28,10 +28,11 @@ def small(tmp_path_factory):
             yield server
     finally:
         subprocess.run(["umount", home], check=True)
+        disk.unlink()
 
 
 def create(server):
-    return server.api("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 3600})
+    return server.api("POST", "/v2/sandboxes", {"templateID": "base", "timeout": LONG})
 
 
 def delete(server, made):
@@ -51,7 +52,7 @@ def test_no_free_memory(small):
             headers={"X-API-Key": small.key, "Content-Type": "application/json"},
         )
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=60)
         assert refused.value.code == 429 and int(refused.value.headers["Retry-After"]) >= 1
         assert b"sandbox_capacity_unavailable" in refused.value.read()
         # A paused one gives its place to another.
@@ -83,9 +84,9 @@ def test_a_full_disk(small):
         assert run("md5sum < /dev/shm/changed | cmp - /dev/shm/sum && echo same") == "same\n"
         filler.unlink()
         assert small.api("POST", f"/sandboxes/{id}/pause", {})[0] == 204
-        assert small.api("POST", f"/v2/sandboxes/{id}/connect", {"timeout": 600})[0] in (200, 201)
+        assert small.api("POST", f"/v2/sandboxes/{id}/connect", {"timeout": LONG})[0] in (200, 201)
         assert run("md5sum < /dev/shm/changed | cmp - /dev/shm/sum && echo same") == "same\n"
-        wait_for("an empty staging folder", lambda: not list((small.home / "staging").iterdir()), 30)
+        wait_for("an empty staging folder", lambda: not list((small.home / "staging").iterdir()))
     finally:
         filler.unlink(missing_ok=True)
         delete(small, [sandbox])

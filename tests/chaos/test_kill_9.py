@@ -4,13 +4,14 @@ Promised: after a restart every sandbox that was acknowledged is there in the st
 have not noticed, and processes, namespaces, exports and folders that belong to no sandbox are gone.
 """
 
+import http.client
 import re
 import threading
 
 import pytest
 from e2b import Sandbox
 
-from conftest import ROOT, wait_for
+from conftest import LONG, ROOT, wait_for
 
 SOURCE = (ROOT / "crates/aenv-orchestrator/src/crash.rs").read_text()
 POINTS = re.findall(r'^    "([a-z]+\.[a-z]+)",$', SOURCE, re.M)
@@ -37,8 +38,10 @@ def test_every_point_has_a_verb():
 
 
 def start(server, name):
-    sandbox = Sandbox.create("base", timeout=3600, metadata={"chaos": name})
-    sandbox.commands.run("sleep 86400", background=True, timeout=0)
+    sandbox = Sandbox.create("base", timeout=LONG, metadata={"chaos": name})
+    sleeper = sandbox.commands.run("sleep 86400", background=True, timeout=0)
+    # It begins as a shell.
+    sandbox.commands.run(f"until grep -qx sleep /proc/{sleeper.pid}/comm; do sleep 0.1; done")
     sandbox.files.write("/home/user/name", name)
     return sandbox
 
@@ -73,7 +76,7 @@ def of_none(server):
 def standbys(server):
     try:
         return server.metric("aenv_standbys")
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0
 
 
@@ -100,11 +103,11 @@ def test_kill_9(server, acknowledged, point, verb):
     server.start(crash_point=point)
     id = victim.sandbox_id
     calls = {
-        "create": ("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 3600}),
-        "claim": ("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 3600}),
+        "create": ("POST", "/v2/sandboxes", {"templateID": "base", "timeout": LONG}),
+        "claim": ("POST", "/v2/sandboxes", {"templateID": "base", "timeout": LONG}),
         "pause": ("POST", f"/sandboxes/{id}/pause", {}),
-        "resume": ("POST", f"/v2/sandboxes/{id}/connect", {"timeout": 3600}),
-        "fork": ("POST", f"/sandboxes/{id}/fork", {"count": 2, "timeout": 3600}),
+        "resume": ("POST", f"/v2/sandboxes/{id}/connect", {"timeout": LONG}),
+        "fork": ("POST", f"/sandboxes/{id}/fork", {"count": 2, "timeout": LONG}),
         "snapshot": ("POST", f"/sandboxes/{id}/snapshots", {}),
         "rollback": ("POST", f"/sandboxes/{id}/rollback", {"snapshotID": snapshot}),
         "kill": ("DELETE", f"/sandboxes/{id}", None),
@@ -114,7 +117,7 @@ def test_kill_9(server, acknowledged, point, verb):
     def call():
         try:
             acknowledgement.append(server.api(*calls[verb]))
-        except OSError:
+        except (OSError, http.client.HTTPException):
             acknowledgement.append(None)
 
     if verb == "claim":
@@ -139,8 +142,8 @@ def test_kill_9(server, acknowledged, point, verb):
             alive(victim, "victim")
     else:
         assert id in after
-        alive(Sandbox.connect(id, timeout=3600), "victim")
-    wait_for(f"nothing stray after {point}", lambda: not of_none(server), 30)
+        alive(Sandbox.connect(id, timeout=LONG), "victim")
+    wait_for(f"nothing stray after {point}", lambda: not of_none(server))
     for entry in after:
         if entry not in (running.sandbox_id, paused.sandbox_id):
             server.api("DELETE", f"/sandboxes/{entry}")
