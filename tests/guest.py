@@ -11,7 +11,9 @@ import socket
 listener = socket.create_server(("0.0.0.0", PORT))
 while True:
     peer, _ = listener.accept()
-    request = peer.recv(65536)
+    request = b""
+    while b"\\r\\n\\r\\n" not in request and (piece := peer.recv(65536)):
+        request += piece
     peer.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n%s" % (len(request), request))
     peer.close()
 """

@@ -64,7 +64,7 @@ class Internet:
         self.events_file.touch()
         words = [sys.executable, __file__, self.net, str(self.certificates), str(self.events_file)]
         self.process = subprocess.Popen(["ip", "netns", "exec", self.netns, *words])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not self.events("ready"):
             assert self.process.poll() is None and time.monotonic() < deadline, "the internet did not come up"
             time.sleep(0.05)
@@ -79,8 +79,9 @@ class Internet:
 
     def events(self, kind, **having):
         """What was seen so far."""
-        lines = self.events_file.read_text().splitlines()
-        found = [json.loads(line) for line in lines if line]
+        # What stands behind the last end of a line is still being written.
+        whole, _, _ = self.events_file.read_text().rpartition("\n")
+        found = [json.loads(line) for line in whole.splitlines()]
         return [one for one in found if one["kind"] == kind and having.items() <= one.items()]
 
     def forget(self):
@@ -129,6 +130,11 @@ class Http(http.server.BaseHTTPRequestHandler):
 class HttpServer(http.server.ThreadingHTTPServer):
     tls = None
 
+    def server_bind(self):
+        # Without asking for its own name, which nobody here knows.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address
+
     def get_request(self):
         stream, peer = super().get_request()
         note("connection", at=self.server_address[0], port=self.server_address[1])
@@ -173,10 +179,20 @@ class DnsTcp(socketserver.StreamRequestHandler):
 
 
 class Socks(socketserver.StreamRequestHandler):
+    # Nothing of what follows the handshake may be in a buffer.
     rbufsize = 0
 
+    def read(self, size):
+        data = b""
+        while len(data) < size:
+            piece = self.rfile.read(size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
     def handle(self):
-        read, write = self.rfile.read, self.wfile.write
+        read, write = self.read, self.wfile.write
         methods = read(read(2)[1])
         login = None
         if 2 in methods:
