@@ -53,7 +53,7 @@ def send(server, method, path, pieces, headers=None):
 @pytest.mark.compat("http", "POST /sandboxes", "POST /v2/sandboxes", "POST /sandboxes/{id}/pause", "POST /sandboxes/{id}/connect")
 def test_bodies_in_pieces_and_old_forms(server):
     # In chunks, with a field and a header that nobody knows.
-    body = [b'{"templateID": "ba', b'se", "timeout": 60, "unknown": {"a": [1]}}']
+    body = [b'{"templateID": "ba', b'se", "timeout": 600, "unknown": {"a": [1]}}']
     status, made = send(server, "POST", "/v2/sandboxes", body, {"X-Unknown": "1"})
     assert status == 201 and made["envdAccessToken"] and made["clientID"] and not made.get("domain")
     id = made["sandboxID"]

@@ -6,7 +6,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from conftest import wait_for
+from conftest import LONG
 from e2b import Sandbox
 from guest import get, serve
 
@@ -54,7 +54,7 @@ def test_signatures_that_are_old_or_wrong(shared):
 @pytest.mark.compat("python", "Sandbox.traffic_access_token")
 def test_private_ports_and_a_masked_host(server):
     mask = {"allow_public_traffic": False, "mask_request_host": "custom-host.example.com:${PORT}"}
-    sandbox = Sandbox.create("base", timeout=120, network=mask)
+    sandbox = Sandbox.create("base", timeout=LONG, network=mask)
     token = {"e2b-traffic-access-token": sandbox.traffic_access_token}
     serve(server, sandbox, 8080, token)
     status, seen = get(server, sandbox, 8080, token)
@@ -68,8 +68,8 @@ def test_private_ports_and_a_masked_host(server):
 
 
 def test_a_kill_breaks_what_runs(server):
-    sandbox = Sandbox.create("base", timeout=120)
-    running = sandbox.commands.run("echo begun; sleep 60", background=True, timeout=0)
+    sandbox = Sandbox.create("base", timeout=LONG)
+    running = sandbox.commands.run("echo begun; sleep 3600", background=True, timeout=0)
     began = []
     for out, _, _ in running:
         began.append(out)
@@ -79,5 +79,5 @@ def test_a_kill_breaks_what_runs(server):
     before = time.monotonic()
     with pytest.raises(Exception, match="sandbox was killed or reached its end of life"):
         running.wait()
-    assert time.monotonic() - before < 10
-    wait_for("the end", lambda: not sandbox.is_running(), 5)
+    assert time.monotonic() - before < 30
+    assert not sandbox.is_running()

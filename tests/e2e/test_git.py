@@ -19,7 +19,7 @@ def test_push_clone_and_pull(shared):
         git.add("one")
         git.commit("one", "The first")
         git.remote_add("one", "origin", url)
-        wait_for("the daemon", lambda: shared.commands.run("ss -Hltn sport = :9418").stdout, 30)
+        wait_for("the daemon", lambda: shared.commands.run("ss -Hltn sport = :9418").stdout)
         git.push("one", remote="origin", branch="main")
         git.clone(url, "two")
         assert shared.files.read("two/file") == "first\n"

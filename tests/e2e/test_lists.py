@@ -4,6 +4,7 @@ import uuid
 from datetime import timedelta
 
 import pytest
+from conftest import LONG
 from e2b import Sandbox, SandboxQuery, SandboxState
 
 ODD = {"a b": "c&d=é%", "+": "100 %"}
@@ -13,7 +14,7 @@ ODD = {"a b": "c&d=é%", "+": "100 %"}
 def three(server):
     """A mark, and three sandboxes that carry it, oldest first; the second is paused."""
     mark = uuid.uuid4().hex
-    made = [Sandbox.create("base", timeout=300, metadata={"mark": mark, "number": str(n), **ODD}) for n in range(3)]
+    made = [Sandbox.create("base", timeout=LONG, metadata={"mark": mark, "number": str(n), **ODD}) for n in range(3)]
     assert made[1].pause()
     yield mark, made
     for sandbox in made:
