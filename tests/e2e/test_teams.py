@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import wait_for
+from conftest import LONG, wait_for
 
 
 class Key:
@@ -41,10 +41,14 @@ def new_key(server, name, team, **limits):
 @pytest.fixture(scope="module")
 def first(server):
     """What the first team has: a running sandbox, a snapshot with a name, a template with a build, a key, a volume, a secret."""
+    spawned = lambda: next(t for t in server.api("GET", "/v2/templates")[1] if "base" in t["aliases"])["spawnCount"]
+    before = spawned()
     status, sandbox = server.api(
-        "POST", "/v2/sandboxes", {"templateID": "base", "timeout": 3600, "network": {"allowPublicTraffic": False}}
+        "POST", "/v2/sandboxes", {"templateID": "base", "timeout": LONG, "network": {"allowPublicTraffic": False}}
     )
     assert status == 201, sandbox
+    # It is counted in the background; tests compare the template with what it was.
+    wait_for("the create's count", lambda: spawned() > before)
     status, snapshot = server.api("POST", f"/sandboxes/{sandbox['sandboxID']}/snapshots", {"name": "team-secret"})
     assert status == 201, snapshot
     template = next(t for t in server.api("GET", "/v2/templates")[1] if "base" in t["aliases"])
@@ -210,7 +214,7 @@ def test_the_data_plane_takes_no_api_key(first, second):
 def test_traffic_without_its_token_wakes_nobody(server):
     status, made = server.api(
         "POST", "/v2/sandboxes",
-        {"templateID": "base", "timeout": 3600, "autoPause": True, "autoResume": {"enabled": True},
+        {"templateID": "base", "timeout": LONG, "autoPause": True, "autoResume": {"enabled": True},
          "network": {"allowPublicTraffic": False}},
     )
     assert status == 201, made
