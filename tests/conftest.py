@@ -141,7 +141,7 @@ class Server:
 
     def cli(self, *words, check=True, **kwargs):
         done = subprocess.run(
-            [BIN / "aenv", *map(str, words)], capture_output=True, text=True, timeout=600,
+            [BIN / "aenv", *map(str, words)], capture_output=True, text=True, timeout=1500,
             env={**os.environ, **self.env}, **kwargs,
         )
         assert done.returncode == 0 or not check, f"aenv {words}: {done.returncode}: {done.stderr}"

@@ -10,7 +10,7 @@ import pytest
 from e2b import NotFoundException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
-from conftest import ROOT
+from conftest import LONG, ROOT
 
 IMAGE = Path(os.environ.get("AENV_INTERPRETER_IMAGE", ROOT / ".build" / "code-interpreter-image"))
 # One process that asks again and again: under emulation a start of curl takes a second from the service that it waits for.
@@ -31,7 +31,7 @@ def template(server):
 
 @pytest.fixture(scope="module")
 def interpreter(template):
-    made = Sandbox.create(envs={"COLOUR": "blue"}, timeout=600)
+    made = Sandbox.create(envs={"COLOUR": "blue"}, timeout=LONG)
     yield made
     made.kill()
 
@@ -96,9 +96,9 @@ def test_state_over_pause_resume_and_fork(interpreter):
     interpreter.run_code("state = [1, 2, 3]")
     interpreter.run_code("globalThis.state = 'of node'", language="js")
     interpreter.pause()
-    resumed = Sandbox.connect(interpreter.sandbox_id, timeout=600)
+    resumed = Sandbox.connect(interpreter.sandbox_id, timeout=LONG)
     assert resumed.run_code("state").text == "[1, 2, 3]"
-    (child,) = resumed.fork(count=1, timeout=300)
+    (child,) = resumed.fork(count=1, timeout=LONG)
     child.run_code("state.append(4)")
     assert child.run_code("state").text == "[1, 2, 3, 4]"
     assert child.run_code("state", language="js").text == "of node"

@@ -18,7 +18,7 @@ def test_the_readme_script(server, saw, package):
     modules = Path(os.environ.get("AENV_NODE_MODULES", HERE / "node_modules"))
     assert (modules / package).exists(), f"{package} is not in {modules}: scripts/clients.sh installs it"
     done = subprocess.run(
-        ["node", HERE / "script.mjs", package], capture_output=True, text=True, timeout=300,
+        ["node", HERE / "script.mjs", package], capture_output=True, text=True, timeout=900,
         env={**os.environ, **server.env},
     )
     assert done.returncode == 0, done.stdout + done.stderr
