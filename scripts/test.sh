@@ -15,10 +15,11 @@ export AENV_TEST_S3=http://127.0.0.1:$s3_port
 .venv/bin/moto_server -H 127.0.0.1 -p "$s3_port" >/dev/null 2>&1 &
 s3=$!
 trap 'kill "$s3" 2>/dev/null || true' EXIT
-for _ in $(seq 100); do
-  if curl -sf -X PUT "$AENV_TEST_S3/aenv-test" -o /dev/null; then break; fi
+for _ in $(seq 300); do
+  if curl -sf -X PUT "$AENV_TEST_S3/aenv-test" -o /dev/null; then bucket=made; break; fi
   sleep 0.2
 done
+[ -n "${bucket-}" ] || { echo "$0: the S3 server does not answer" >&2; exit 1; }
 
 cargo nextest run --release --locked --workspace --no-fail-fast
 cargo test --release --locked --workspace --doc
