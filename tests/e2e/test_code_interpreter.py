@@ -14,7 +14,7 @@ from conftest import LONG, ROOT
 
 IMAGE = Path(os.environ.get("AENV_INTERPRETER_IMAGE", ROOT / ".build" / "code-interpreter-image"))
 # One process that asks again and again: under emulation a start of curl takes a second from the service that it waits for.
-HEALTH = "curl -fs --retry 600 --retry-delay 1 --retry-connrefused http://127.0.0.1:49999/health"
+HEALTH = "curl -fs --retry 1400 --retry-delay 1 --retry-connrefused http://127.0.0.1:49999/health"
 CLIENT = "code-interpreter"
 
 

@@ -74,19 +74,21 @@ def test_pause_and_resume_twice(sandbox):
     run("head -c 8M /dev/urandom > /dev/shm/memory; head -c 8M /dev/urandom > ~/file")
     sleeper = sandbox.commands.run("sleep 3600", background=True, timeout=0)
     pinger = sandbox.commands.run("python3 ~/ping.py", background=True, timeout=0)
-    run(f"echo {sleeper.pid} {pinger.pid} > ~/pids; while [ ! -s /tmp/count ]; do sleep 0.1; done")
+    run(f"echo {sleeper.pid} {pinger.pid} > ~/pids; while [ ! -s /tmp/count ]; do sleep 0.5; done", timeout=600)
     before = state(sandbox)
     for _ in range(2):
         count = int(run("cat /tmp/count").stdout)
         sandbox.pause()
+        # Longer than a clock may be late that was set: who sets it needs a moment to be heard.
+        time.sleep(3)
         sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=LONG)
         began = time.time()
         guest = float(sandbox.commands.run("date +%s.%N").stdout)
         ended = time.time()
-        assert began - 0.1 <= guest <= ended + 0.1, f"the guest's clock is off: {began} {guest} {ended}"
+        assert began - 1 <= guest <= ended + 1, f"the guest's clock is off: {began} {guest} {ended}"
         assert state(sandbox) == before
         # The connection inside the guest goes on.
-        sandbox.commands.run(f"while [ $(cat /tmp/count) -le {count} ]; do sleep 0.1; done", timeout=20)
+        sandbox.commands.run(f"while [ $(cat /tmp/count) -le {count} ]; do sleep 0.5; done", timeout=600)
 
 
 def test_fork_16_with_changed_memory(server):
