@@ -36,8 +36,8 @@ use crate::{
     tunnel::Stream,
 };
 
-/// A handshake that takes longer is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A handshake that takes longer is given up. Emulated guests on a busy host are slow.
+const HANDSHAKE: Duration = Duration::from_secs(30);
 /// A request's head has to arrive within this, counted from the end of the one before.
 const HEAD: Duration = Duration::from_secs(60);
 /// Bytes of a head.

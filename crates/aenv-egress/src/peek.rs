@@ -17,8 +17,9 @@ use crate::HostName;
 
 /// Bytes that a hello or a request's head may have.
 const LIMIT: usize = 16 << 10;
-/// Time in which they must arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time in which they must arrive. Long, because a client such as curl reads all certificates that it believes between its connection
+/// and its hello, which takes a second in an emulated guest, and many on a busy host.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Headers that are looked through.
 const MAX_HEADERS: usize = 128;
 
