@@ -230,7 +230,8 @@ async fn a_place_that_stays_away_fails_reads_in_time_and_holds_up_no_others() {
             thread::spawn(move || read(&remote, number * MIB / 2, 4096))
         })
         .collect();
-    for number in 0..200 {
+    // Few, so that a slow disk does not need as long for them as the reads have.
+    for number in 0..20 {
         local.write_all_at(&[6; 4096], 4096 * number).unwrap();
         local.sync_data().unwrap();
     }

@@ -236,8 +236,12 @@ fn processes_outlive_their_clients() {
 #[test]
 fn silence_is_broken_by_keepalives() {
     let envd = Envd::start();
+    let began = Instant::now();
     let ran = envd.stream(START, &[("keepalive-ping-interval", "1")], shell("sleep 2.5; echo done")).finish();
-    assert_eq!((ran.keepalives, ran.out().as_str()), (2, "done\n"));
+    // Two, and one more for each further second that a busy machine takes.
+    let most = usize::try_from(began.elapsed().as_secs()).unwrap();
+    assert!((2..=most).contains(&ran.keepalives), "{} in {most} s", ran.keepalives);
+    assert_eq!(ran.out(), "done\n");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn sockets_of_the_gate_get_answers_and_reach_nothing_denied() {
         let connects = async |address: Ipv4Addr| {
             let socket = slot.tcp_socket().await.unwrap();
             let connected = socket.connect((address, ECHO).into());
-            tokio::time::timeout(Duration::from_secs(2), connected).await.is_ok_and(|made| made.is_ok())
+            tokio::time::timeout(Duration::from_secs(4), connected).await.is_ok_and(|made| made.is_ok())
         };
         assert!(connects(WORLD).await, "an answer did not come back");
         for never in [PRIVATE, METADATA, HOST] {
@@ -163,9 +163,11 @@ fn forged_sources_are_dropped() {
     on_private_host(|| async {
         let slots = Slots::open(config()).await.unwrap();
         let (_slot, guest) = slot_and_guest(&slots).await;
-        let seen = world_listener();
+        let seen = lab::in_world(|| UdpSocket::bind((WORLD, 9000)).unwrap());
+        seen.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         guest.place.run(|| lab::send_udp(guest::ADDRESS, (WORLD, 9000).into()));
         assert!(seen.recv(&mut [0; 16]).is_ok(), "the honest packet must arrive, or the test shows nothing");
+        seen.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
         guest.place.run(|| {
             ip("addr add 198.51.100.99/32 dev eth0");
             lab::send_udp(Ipv4Addr::new(198, 51, 100, 99), (WORLD, 9000).into());
@@ -177,13 +179,6 @@ fn forged_sources_are_dropped() {
         });
         assert!(seen.recv(&mut [0; 16]).is_err(), "a forged MAC got out");
     });
-}
-
-/// A UDP socket in the world. It is reached over the uplink, which the private host's first thread made.
-fn world_listener() -> UdpSocket {
-    let socket = lab::in_world(|| UdpSocket::bind((WORLD, 9000)).unwrap());
-    socket.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
-    socket
 }
 
 #[test]
@@ -229,7 +224,7 @@ fn dialling_reaches_the_guest_and_says_why_not() {
         let (silent, _) = (slots.acquire().await.unwrap(), ());
         let start = Instant::now();
         let error = silent.dial(port).await.unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(7), "the dial was not bounded");
+        assert!(start.elapsed() < Duration::from_secs(30), "the dial was not bounded");
         assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::HostUnreachable), "{error}");
     });
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use aenv_image::{ImageError, ImageSettings, RegistryAuth};
@@ -25,10 +24,9 @@ struct RegistryProcess {
 
 impl RegistryProcess {
     fn start(folder: &Path, with_password: WithPassword) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut config = format!(
-            "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
-             http: {{addr: '127.0.0.1:{port}'}}\n",
+            "version: 0.1\nlog: {{level: info, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
+             http: {{addr: '127.0.0.1:0'}}\n",
             folder.join("data").display()
         );
         if matches!(with_password, WithPassword::Yes) {
@@ -39,19 +37,20 @@ impl RegistryProcess {
             config += &format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", file.display());
         }
         fs::write(folder.join("config.yml"), config).unwrap();
-        let child = Command::new("docker-registry")
+        let mut child = Command::new("docker-registry")
             .arg("serve")
             .arg(folder.join("config.yml"))
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("docker-registry runs (Debian: apt-get install docker-registry)");
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < deadline, "the registry does not come up");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Self { child, port }
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let port = log.find_map(|line| {
+            let (_, rest) = line.split_once("listening on 127.0.0.1:")?;
+            rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+        });
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, port: port.expect("the registry ended before it listened") }
     }
 
     fn push(&self, layout: &str, name: &str, credentials: &[&str]) {

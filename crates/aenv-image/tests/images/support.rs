@@ -9,6 +9,7 @@ use std::{
     process::Command,
     sync::{Arc, Mutex},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use aenv_blockd::{
@@ -101,12 +102,20 @@ impl Node {
         assert!(shown.is_empty(), "exports are left: {shown:?}");
         assert_eq!(names(&self.home.staging()), Vec::<String>::new(), "staging is not empty");
         assert_eq!(names(&self.home.layers()).len(), layers, "layers are left over or missing");
-        let home = self.folder.path().to_str().unwrap();
-        for device in fs::read_dir("/sys/block").unwrap() {
-            let backing =
-                fs::read_to_string(device.unwrap().path().join("loop/backing_file")).unwrap_or_default();
-            assert!(!backing.contains(home), "a loop device is left on {backing}");
+        // Of what the tests themselves had mounted, the kernel lets go a little after umount(8) has ended.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while let Some(backing) = self.loop_device() {
+            assert!(Instant::now() < deadline, "a loop device is left on {backing}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// What a loop device shows of this node.
+    fn loop_device(&self) -> Option<String> {
+        let home = self.folder.path().to_str().unwrap();
+        let devices = fs::read_dir("/sys/block").unwrap().flatten();
+        let mut shown = devices.flat_map(|one| fs::read_to_string(one.path().join("loop/backing_file")));
+        shown.find(|backing| backing.contains(home))
     }
 }
 

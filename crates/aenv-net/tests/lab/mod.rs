@@ -121,10 +121,13 @@ impl Place {
     }
 }
 
-/// A connection, if it is made within a second.
+/// How long an answer may take: longer than the second after which TCP says something again that nobody heard.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// A connection, if it can be made.
 pub fn connect(address: Ipv4Addr, port: u16) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&(address, port).into(), Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let stream = TcpStream::connect_timeout(&(address, port).into(), PATIENCE).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     Some(stream)
 }
 

@@ -114,9 +114,10 @@ fn die(scene: &Scene, verb: Verb, name: &'static str) -> Option<Before> {
         let before = prepare(scene, &node, verb).await;
         *point.armed.lock() = Some(name);
         // Work that goes on after the answer (the collector's) may reach the point a little later.
+        let patience = if name.starts_with("collect.") { 2000 } else { 60 };
         let act = async {
             let acted = act(scene, &node, verb, &before).await;
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            tokio::time::sleep(Duration::from_millis(patience)).await;
             acted
         };
         let died = tokio::select! {
