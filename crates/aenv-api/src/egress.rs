@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aenv_types::{EgressProxy, EgressTarget, HeaderRule, ProxyTls, SECRET_PLACEHOLDER, Token};
+use aenv_types::{EgressProxy, EgressTarget, HeaderRule, ProxyTls, Token, ValuePart, value_parts};
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -185,11 +185,14 @@ fn header_name(host: &str, name: &str) -> Result<String, ApiError> {
 
 fn check_value(host: &str, header: &str, value: &Token) -> Result<(), ApiError> {
     let value = value.expose();
-    let fixed = without_secrets(value).ok_or_else(|| {
-        ApiError::bad_request(format!(
-            "rules of {host:?}: the value of {header} names a secret without a closing brace"
-        ))
+    let parts = value_parts(value).map_err(|error| {
+        ApiError::bad_request(format!("rules of {host:?}: the value of {header}: {error}"))
     })?;
+    let texts = parts.into_iter().filter_map(|part| match part {
+        ValuePart::Text(text) => Some(text),
+        ValuePart::Secret(_) => None,
+    });
+    let fixed: String = texts.collect();
     if fixed.contains("${e2b.") {
         return Err(ApiError::bad_request(format!(
             "rules of {host:?}: the value of {header} has a placeholder that names no secret; workload identity is not supported by this server"
@@ -202,16 +205,6 @@ fn check_value(host: &str, header: &str, value: &Token) -> Result<(), ApiError> 
         )));
     }
     Ok(())
-}
-
-/// What a value says beside the secrets that it names; `None` when a placeholder has no end.
-fn without_secrets(value: &str) -> Option<String> {
-    let mut pieces = value.split(SECRET_PLACEHOLDER);
-    let mut fixed = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        fixed.push_str(piece.split_once('}')?.1);
-    }
-    Some(fixed)
 }
 
 #[cfg(test)]

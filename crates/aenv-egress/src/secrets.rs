@@ -1,6 +1,6 @@
 //! Secrets in the values of header rules: who has them, and what a request gets.
 
-use aenv_types::{EgressPolicy, SECRET_PLACEHOLDER, TeamId, Token};
+use aenv_types::{EgressPolicy, TeamId, Token, ValuePart, value_parts};
 use async_trait::async_trait;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use thiserror::Error;
@@ -15,9 +15,8 @@ pub(crate) struct SecretError;
 /// Where secrets are.
 #[async_trait]
 pub trait SecretSource: Send + Sync {
-    /// A text in which each `${e2b.secrets.<name>}` has become the current value of the team's secret; `None` when one of them is not
-    /// to be had, which the source has logged.
-    async fn fill(&self, team: &TeamId, text: &str) -> Option<Token>;
+    /// The current value of a team's secret; `None` when it is not to be had, which the source has logged.
+    async fn value(&self, team: &TeamId, name: &str) -> Option<Token>;
 }
 
 /// The headers that a request to this host is given, with the values that secrets have now.
@@ -28,17 +27,19 @@ pub(crate) async fn headers(
 ) -> Result<HeaderMap, SecretError> {
     let mut headers = HeaderMap::new();
     for (name, value) in policy.headers_for(host.as_str()).unwrap_or_default() {
-        let filled;
-        let value = if value.contains(SECRET_PLACEHOLDER) {
-            let team = policy.team.as_ref().ok_or(SecretError)?;
-            filled = secrets.fill(team, value).await.ok_or(SecretError)?;
-            filled.expose()
-        } else {
-            value
-        };
+        let mut filled = String::new();
+        for part in value_parts(value).map_err(|_| SecretError)? {
+            match part {
+                ValuePart::Text(text) => filled.push_str(text),
+                ValuePart::Secret(name) => {
+                    let team = policy.team.as_ref().ok_or(SecretError)?;
+                    filled.push_str(secrets.value(team, name).await.ok_or(SecretError)?.expose());
+                }
+            }
+        }
         let name: HeaderName = name.parse().map_err(|_| SecretError)?;
         // A secret may hold anything: one that is no header's value is not sent.
-        let mut value = HeaderValue::from_str(value).map_err(|_| SecretError)?;
+        let mut value = HeaderValue::from_str(&filled).map_err(|_| SecretError)?;
         value.set_sensitive(true);
         headers.insert(name, value);
     }
@@ -55,11 +56,13 @@ mod tests {
 
     #[async_trait]
     impl SecretSource for Known {
-        async fn fill(&self, team: &TeamId, text: &str) -> Option<Token> {
-            let known = team.to_string() == "red" && !text.contains("unknown");
-            known.then(|| {
-                text.replace("${e2b.secrets.key}", "value").replace("${e2b.secrets.odd}", "a\nb").into()
-            })
+        async fn value(&self, team: &TeamId, name: &str) -> Option<Token> {
+            let value = match name {
+                "key" => "value",
+                "odd" => "a\nb",
+                _ => return None,
+            };
+            (team.to_string() == "red").then(|| value.to_owned().into())
         }
     }
 
@@ -90,6 +93,7 @@ mod tests {
             ("${e2b.secrets.key}", Some("blue")),
             ("${e2b.secrets.key}", None),
             ("${e2b.secrets.odd}", Some("red")),
+            ("${e2b.secrets.key", Some("red")),
         ] {
             assert!(made(value, team).await.is_err(), "{value} of {team:?}");
         }

@@ -24,6 +24,7 @@ pub use digest::{Digest, LayerName, ParseDigestError};
 pub use home::Home;
 pub use id::{BuildId, CheckpointId, ParseIdError, SandboxId, TeamId, TemplateId, Token, VolumeId};
 pub use network::{
-    EgressPolicy, EgressProxy, EgressTarget, HeaderRule, ParseTargetError, ProxyTls, SECRET_PLACEHOLDER,
+    EgressPolicy, EgressProxy, EgressTarget, HeaderRule, ParseTargetError, ProxyTls, UnclosedPlaceholder,
+    ValuePart, value_parts,
 };
 pub use shape::{MachineShape, ShapeError};

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::TeamId;
 
-pub use egress::{EgressProxy, HeaderRule, ProxyTls, SECRET_PLACEHOLDER};
+pub use egress::{EgressProxy, HeaderRule, ProxyTls, UnclosedPlaceholder, ValuePart, value_parts};
 
 /// What a sandbox may reach. Allow beats deny; the node's always-denied ranges beat both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,16 +1,16 @@
 //! Secrets of teams, in `<home>/secrets/secrets.db`, each value sealed with the node's key in `<home>/secrets/secrets.key`.
 //!
-//! Values go in through the API and come out only through [`Secrets::value`] and [`Secrets::fill`], for the parts of the server that
-//! use them on a sandbox's behalf. They are never logged and never part of an answer.
+//! Values go in through the API and come out only through [`Secrets::value`], for the parts of the server that use them on a
+//! sandbox's behalf. They are never logged and never part of an answer.
 
 mod seal;
 mod store;
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr};
 
 use aenv_api::{ApiError, Secret};
 use aenv_egress::SecretSource;
-use aenv_types::{Home, SECRET_PLACEHOLDER, TeamId, Token};
+use aenv_types::{Home, TeamId, Token};
 use async_trait::async_trait;
 use http::StatusCode;
 
@@ -25,23 +25,6 @@ const MAX_VALUE: usize = 64 << 10;
 const MAX_NAME: usize = 255;
 /// What ids begin with, and names do not.
 const ID_PREFIX: &str = "sec_";
-
-/// A value. It does not print.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretValue(String);
-
-impl SecretValue {
-    /// The value itself.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for SecretValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SecretValue(..)")
-    }
-}
 
 /// A secret's name: lower case, without braces and control characters, because it stands in `${e2b.secrets.<name>}`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -207,7 +190,7 @@ impl Secrets {
     }
 
     /// The current value of a team's secret, for a part of the server that uses it.
-    pub async fn value(&self, team: &TeamId, which: SecretRef) -> Result<SecretValue, ApiError> {
+    pub async fn value(&self, team: &TeamId, which: SecretRef) -> Result<Token, ApiError> {
         let gone = absent(&which);
         let (key, team) = (self.key.clone(), team.clone());
         let sealed = self.db.run(move |c| store::value(c, &team, &which)).await?.ok_or(gone)?;
@@ -215,31 +198,19 @@ impl Secrets {
             tracing::error!(secret = sealed.id, "a secret cannot be opened with the node's key");
             ApiError::internal("the secret cannot be opened with this server's key")
         })?;
-        Ok(SecretValue(opened))
-    }
-
-    /// A text in which each `${e2b.secrets.<name>}` has become the current value of the team's secret. 404 names the first one that
-    /// there is not.
-    pub async fn fill(&self, team: &TeamId, text: &str) -> Result<SecretValue, ApiError> {
-        let mut filled = String::new();
-        let mut rest = text;
-        while let Some((before, name, after)) = placeholder(rest) {
-            filled.push_str(before);
-            let name: SecretName = name.parse()?;
-            filled.push_str(self.value(team, SecretRef::Name(name)).await?.expose());
-            rest = after;
-        }
-        filled.push_str(rest);
-        Ok(SecretValue(filled))
+        Ok(opened.into())
     }
 }
 
 #[async_trait]
 impl SecretSource for Secrets {
-    async fn fill(&self, team: &TeamId, text: &str) -> Option<Token> {
-        let filled = Self::fill(self, team, text).await;
+    async fn value(&self, team: &TeamId, name: &str) -> Option<Token> {
+        let value = match name.parse() {
+            Ok(name) => Self::value(self, team, SecretRef::Name(name)).await,
+            Err(error) => Err(error),
+        };
         let refused = |error: &ApiError| tracing::warn!(%team, %error, "a header rule names a secret that cannot be used");
-        filled.inspect_err(refused).ok().map(|value| value.0.into())
+        value.inspect_err(refused).ok()
     }
 }
 
@@ -248,14 +219,6 @@ fn absent(which: &SecretRef) -> ApiError {
         SecretRef::Id(id) => missing(id),
         SecretRef::Name(name) => missing(name.as_str()),
     }
-}
-
-/// The first `${e2b.secrets.<name>}`: what is before it, the name, what is after it.
-fn placeholder(text: &str) -> Option<(&str, &str, &str)> {
-    let start = text.find(SECRET_PLACEHOLDER)?;
-    let inside = &text[start + SECRET_PLACEHOLDER.len()..];
-    let end = inside.find('}')?;
-    Some((&text[..start], &inside[..end], &inside[end + 1..]))
 }
 
 #[cfg(test)]

@@ -39,10 +39,14 @@ async fn a_secret_has_versions_and_shows_no_value() {
     for number in 0..20 {
         secrets.update(&team("a"), by("api-key"), format!("value-{number}"), None).await.unwrap();
     }
-    let filled = secrets.fill(&team("a"), "Bearer ${e2b.secrets.Api-Key}; ${other} $").await.unwrap();
-    assert_eq!(filled.expose(), "Bearer value-19; ${other} $");
-    assert!(!format!("{filled:?}").contains("value"));
-    assert_eq!(secrets.fill(&team("a"), "${e2b.secrets.no}").await.unwrap_err().status, 404);
+    let source: &dyn SecretSource = &secrets;
+    let shown = source.value(&team("a"), "Api-Key").await.unwrap();
+    assert_eq!(shown.expose(), "value-19");
+    assert!(!format!("{shown:?}").contains("value"));
+    for unknown in ["no", "", "sec_x"] {
+        assert!(source.value(&team("a"), unknown).await.is_none(), "{unknown:?}");
+    }
+    assert_eq!(secrets.value(&team("a"), by("no")).await.unwrap_err().status, 404);
     drop(secrets);
     for file in std::fs::read_dir(home.secrets()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
