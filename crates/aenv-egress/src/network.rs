@@ -114,6 +114,10 @@ impl Slot for GatedSlot {
         set
     }
 
+    async fn isolate(&self) -> Result<(), NetworkError> {
+        self.slot.isolate().await
+    }
+
     async fn listen(&self, port: u16) -> Result<TcpListener, NetworkError> {
         self.slot.listen(port).await
     }

@@ -26,6 +26,9 @@
 //! Every packet of a connection is judged, not only its first one, and in both directions by the *original* destination: when the
 //! policy changes, connections that it no longer allows end with their next packet.
 //!
+//! A slot that is *isolated* has the same rules, but its guest's packets are not forwarded at all (`wiring::forward`): they meet only
+//! what the `input` chain lets in.
+//!
 //! `netdev aenv` at the tap's ingress lets through only IPv4 and ARP from the guest's own MAC and IPv4 address.
 //!
 //! On the host, `inet aenv<tag>`: nothing from a slot reaches the host itself or another slot (of any instance), nothing from outside

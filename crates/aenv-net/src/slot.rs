@@ -56,8 +56,13 @@ pub trait Slot: Dial {
     /// What to write into the journal.
     fn record(&self) -> SlotRecord;
 
-    /// Replaces the egress rules atomically, on the running sandbox; connections that are no longer allowed end.
+    /// Replaces the egress rules atomically, on the running sandbox; connections that are no longer allowed end. A slot that was
+    /// isolated is opened afterwards.
     async fn set_policy(&self, policy: &EgressPolicy) -> Result<(), NetworkError>;
+
+    /// Lets nothing of the guest leave its namespace until rules are set: what it sends is lost as on a cable that is unplugged,
+    /// without a refusal that its programs would take for an answer. The server can still be answered.
+    async fn isolate(&self) -> Result<(), NetworkError>;
 
     /// Listens on a TCP port of the guest's gateway, for this guest only. One port for each slot.
     async fn listen(&self, port: u16) -> Result<TcpListener, NetworkError>;

@@ -15,6 +15,7 @@ use crate::{
     DNS_PORT, GATE_PORT, NetworkError, Slot, SlotRecord, guest,
     netns::{Netns, kernel},
     rules,
+    wiring::{self, Forwarding},
     workers::Workers,
 };
 
@@ -30,8 +31,15 @@ pub struct NamespaceSlot {
     path: PathBuf,
     netns: Netns,
     workers: Workers,
-    /// What the namespace's sets hold; `None` when that is not known (taken over, or a change was interrupted).
-    policy: Mutex<Option<EgressPolicy>>,
+    rules: Mutex<Rules>,
+}
+
+/// What is in force in the namespace.
+struct Rules {
+    /// What its sets hold; `None` when that is not known (taken over, or a change was interrupted).
+    policy: Option<EgressPolicy>,
+    /// It is known that the guest's packets are forwarded.
+    open: bool,
 }
 
 impl NamespaceSlot {
@@ -43,7 +51,8 @@ impl NamespaceSlot {
         workers: Workers,
         policy: Option<EgressPolicy>,
     ) -> Self {
-        Self { index, path, netns, workers, policy: Mutex::new(policy) }
+        let open = policy.is_some();
+        Self { index, path, netns, workers, rules: Mutex::new(Rules { policy, open }) }
     }
 
     pub(crate) fn index(&self) -> u32 {
@@ -123,16 +132,25 @@ impl Slot for NamespaceSlot {
     }
 
     async fn set_policy(&self, policy: &EgressPolicy) -> Result<(), NetworkError> {
-        let document = rules::policy(policy);
-        let mut current = self.policy.lock().await;
-        if current.as_ref() == Some(policy) {
-            return Ok(());
+        let mut current = self.rules.lock().await;
+        if current.policy.as_ref() != Some(policy) {
+            let document = rules::policy(policy);
+            current.policy = None;
+            let step = "replacing the egress rules";
+            self.netns.run(step, move || rules::apply(step, &document)).await?;
+            current.policy = Some(policy.clone());
         }
-        *current = None;
-        let step = "replacing the egress rules";
-        self.netns.run(step, move || rules::apply(step, &document)).await?;
-        *current = Some(policy.clone());
+        if !current.open {
+            self.netns.run("opening a slot", || wiring::forward(Forwarding::On)).await?;
+            current.open = true;
+        }
         Ok(())
+    }
+
+    async fn isolate(&self) -> Result<(), NetworkError> {
+        let mut current = self.rules.lock().await;
+        current.open = false;
+        self.netns.run("isolating a slot", || wiring::forward(Forwarding::Off)).await
     }
 
     async fn listen(&self, port: u16) -> Result<TcpListener, NetworkError> {

@@ -93,6 +93,46 @@ fn always_denied_beats_allow_and_allow_beats_deny() {
 }
 
 #[test]
+fn an_isolated_guest_answers_the_server_and_reaches_nobody() {
+    on_private_host(|| async {
+        let slots = Slots::open(config()).await.unwrap();
+        let (slot, guest) = slot_and_guest(&slots).await;
+        let mut held = guest.place.run(|| connect(WORLD, ECHO)).unwrap();
+        slot.isolate().await.unwrap();
+        for closed in [WORLD, FAR, HOST] {
+            let start = Instant::now();
+            assert!(!guest.place.reaches(closed, ECHO), "{closed}");
+            assert!(start.elapsed() >= Duration::from_secs(1), "{closed}: it was told so");
+        }
+        let port = guest.serve();
+        let mut stream = slot.dial(port).await.unwrap().into_std().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        assert!(echoes(&mut stream), "the server");
+
+        // Also what is in force already, as the default is, opens it; and what waited arrives.
+        let waiting = std::thread::spawn(move || echoes(&mut held));
+        let opened = Instant::now();
+        slot.set_policy(&EgressPolicy::default()).await.unwrap();
+        println!("opening with the rules that are there: {:?}", opened.elapsed());
+        assert!(guest.place.reaches(WORLD, ECHO) && guest.place.reaches(FAR, ECHO));
+        assert!(waiting.join().unwrap(), "a connection of before");
+
+        slot.isolate().await.unwrap();
+        slot.set_policy(&policy(false, &["203.0.113.2"], &[])).await.unwrap();
+        assert!(guest.place.reaches(WORLD, ECHO));
+        assert!(!guest.place.reaches(FAR, ECHO), "it was opened beyond its rules");
+
+        slot.isolate().await.unwrap();
+        let record = slot.record();
+        drop((slot, slots));
+        let slots = Slots::open(config()).await.unwrap();
+        let slot = slots.adopt(&record).await.unwrap();
+        slot.set_policy(&EgressPolicy::default()).await.unwrap();
+        assert!(guest.place.reaches(FAR, ECHO), "one that was taken over stays isolated");
+    });
+}
+
+#[test]
 fn a_resolver_in_a_denied_range_answers_on_its_port_only() {
     on_private_host(|| async {
         let mut config = config();
