@@ -1,6 +1,8 @@
-"""Sandboxes that were launched ahead: who claims them, who they are then, and when they end."""
+"""Sandboxes that were launched ahead and warmed up: who claims them, who they are then, whom they reached before, and when they end."""
 
+import json
 import re
+import subprocess
 import tempfile
 import time
 
@@ -15,12 +17,39 @@ echo "$E2B_SANDBOX_ID"; date +%s.%N
 """
 
 
+RANDOM = """
+cat /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '; openssl rand -hex 16
+python3 -c 'import os, random, uuid; print(os.urandom(16).hex(), random.random(), uuid.uuid4())'
+"""
+BOOT = "/proc/sys/kernel/random/boot_id"
+
+# Sends a packet each 50 ms to an address that nobody has.
+CHATTER = """
+import socket, time
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True:
+    try:
+        sender.sendto(b"x", ("203.0.113.9", 9))
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+
+# All files but what a launch writes, and what runs beside this.
+TRACES = r"""
+find / -xdev ! -path /etc ! -name hostname ! -name hosts ! -name machine-id ! -name resolv.conf -printf '%p %s %m %u %n %T@\n' | sort
+ps -eo user,args --no-headers | grep -v -e 'ps -eo' -e 'grep -v' -e 'find /' -e sort -e 'sh -c' | sed 's/kworker.*/kworker/' | sort -u
+"""
+
+VETH_CIDR = "10.216.0.0/16"
+
+
 @pytest.fixture(scope="module")
 def node():
     """A server with memory for six sandboxes and one standby for each template."""
     home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     settings = [
-        "network.internal.veth_cidr=10.216.0.0/16",
+        f"network.internal.veth_cidr={VETH_CIDR}",
         "orchestrator.memory_mib=3072",
         "orchestrator.standby.count=1",
     ]
@@ -37,8 +66,8 @@ def made(node):
         node.api("DELETE", f"/sandboxes/{id}")
 
 
-def create(node, made, **options):
-    status, sandbox = node.api("POST", "/v2/sandboxes", {"templateID": "base", "timeout": LONG, **options})
+def create(node, made, template="base", **options):
+    status, sandbox = node.api("POST", "/v2/sandboxes", {"templateID": template, "timeout": LONG, **options})
     assert status == 201, sandbox
     made.append(sandbox["sandboxID"])
     return sandbox["sandboxID"]
@@ -86,6 +115,80 @@ def test_a_create_claims_a_standby_and_is_itself(node, made):
     assert run(node, second, "echo $COLOUR") == "blue\n"
     # It is written in the background.
     wait_for("its log", lambda: "queue_ms" in node.cli("logs", second).stdout)
+
+
+def test_two_that_were_warmed_up_share_nothing(node, made):
+    # The first ones find none, or those of another test: all that is promised holds between any two.
+    for _ in range(3):
+        create(node, made)
+        standby(node)
+    failures = node.metric("aenv_standby_failures_total")
+    assert node.metric("aenv_standby_warm_up_failures_total") == 0
+    lines = [run(node, id, RANDOM).split() for id in made]
+    for one in range(3):
+        for other in range(one):
+            assert not set(lines[one]) & set(lines[other])
+    # A boot id is drawn when it is first read, unless the template had it.
+    boots = [run(node, id, f"cat {BOOT}") for id in made]
+    assert len(set(boots)) in (1, 3)
+    assert node.metric("aenv_standby_failures_total") == failures
+
+
+def test_no_trace_of_the_warm_up_is_left(node, made):
+    node.kill()
+    node.start()
+    ordinary = create(node, made)
+    standby(node)
+    claims = node.metric("aenv_standby_claims_total")
+    claimed = create(node, made)
+    assert node.metric("aenv_standby_claims_total") == claims + 1
+    traces = [run(node, id, TRACES).splitlines() for id in (ordinary, claimed)]
+    assert len(traces[0]) > 1000
+    assert sorted(set(traces[0]) ^ set(traces[1])) == []
+    logs = [node.cli("logs", id).stdout.replace(id, "") for id in (ordinary, claimed)]
+    assert len(logs[0].splitlines()) == len(logs[1].splitlines())
+
+
+def slots(node):
+    """Packets that guests have sent, and that have left the slot, of each slot of this server."""
+    prefix = VETH_CIDR.split(".0.0")[0] + "."
+    shown = json.loads(subprocess.run(["ip", "-j", "addr"], check=True, capture_output=True).stdout)
+    names = [link["ifname"] for link in shown if any(a.get("local", "").startswith(prefix) for a in link["addr_info"])]
+    counts = []
+    for name in names:
+        shown = subprocess.run(["ip", "-n", name, "-j", "-s", "link"], capture_output=True)
+        # A slot that is just being removed.
+        links = {link["ifname"]: link["stats64"] for link in json.loads(shown.stdout or "[]") if link}
+        if {"tap0", "veth0"} <= links.keys():
+            counts.append((links["tap0"]["rx"]["packets"], links["veth0"]["tx"]["packets"]))
+    return counts
+
+
+def test_one_that_is_warmed_up_reaches_nobody_until_it_is_claimed(node, made):
+    source = create(node, made)
+    run(node, source, f"setsid python3 -c '{CHATTER}' < /dev/null > /dev/null 2>&1 &")
+    status, snapshot = node.api("POST", f"/sandboxes/{source}/snapshots", {})
+    assert status == 201
+    # One of `base`, and one of the snapshot once that is wanted.
+    first = create(node, made, snapshot["snapshotID"])
+    wait_for("standbys", lambda: node.metric("aenv_standbys") == 2)
+    for id in (source, first):
+        assert node.api("DELETE", f"/sandboxes/{id}")[0] == 204
+    wait_for("their slots to go", lambda: all(left == 0 for _, left in slots(node)))
+    assert max(sent for sent, _ in slots(node)) >= 3, "the guest has not even tried"
+
+    claims = node.metric("aenv_standby_claims_total")
+    closed = create(node, made, snapshot["snapshotID"], allow_internet_access=False)
+    before = max(sent for sent, _ in slots(node))
+    wait_for("the guest to try", lambda: max(sent for sent, _ in slots(node)) > before + 20)
+    assert all(left == 0 for _, left in slots(node))
+    assert node.api("DELETE", f"/sandboxes/{closed}")[0] == 204
+
+    wait_for("standbys", lambda: node.metric("aenv_standbys") == 2)
+    create(node, made, snapshot["snapshotID"])
+    wait_for("packets that leave", lambda: any(left > 20 for _, left in slots(node)))
+    assert node.metric("aenv_standby_claims_total") == claims + 2
+    assert node.api("DELETE", f"/templates/{snapshot['snapshotID'].replace('/', '%2F')}")[0] == 204
 
 
 def test_kill_9_leaves_none(node, made):

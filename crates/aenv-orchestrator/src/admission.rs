@@ -1,8 +1,8 @@
 //! Admission: memory and slots are reserved before any work begins, so that a full node says so at once.
 //!
 //! A [`Permit`] is what a running sandbox holds; it goes back when the VMM is gone. Launches that were admitted take turns in
-//! the order in which they came. A standby holds memory only, and leaves some of it alone; its permit becomes a sandbox's when
-//! it is claimed.
+//! the order in which they came, and what nobody waits for asks first whether there are any. A standby holds memory only, and
+//! leaves some of it alone; its permit becomes a sandbox's when it is claimed.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use std::{
 
 use aenv_types::TeamId;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{SandboxError, Settings, TeamLimits, TeamResource, sandbox::Record};
 
@@ -31,7 +31,9 @@ pub(crate) struct Admission {
     used: Mutex<Used>,
     turns: Arc<Semaphore>,
     parallel: usize,
-    /// When a launch ended last.
+    /// Launches that somebody waits for.
+    awaited: watch::Sender<u32>,
+    /// When the last of them ended.
     launched: Mutex<Option<Instant>>,
 }
 
@@ -115,9 +117,12 @@ impl From<Refusal> for SandboxError {
 
 /// A turn to launch; the next one's when dropped.
 pub(crate) struct Turn {
-    admission: Arc<Admission>,
     _permit: OwnedSemaphorePermit,
+    _awaited: Option<Awaited>,
 }
+
+/// A launch that somebody waits for, from the request on.
+pub(crate) struct Awaited(Arc<Admission>);
 
 /// A reserved place. Given back when dropped.
 pub(crate) struct Permit {
@@ -135,6 +140,7 @@ impl Admission {
             used: Mutex::new(Used::default()),
             turns: Arc::new(Semaphore::new(parallel)),
             parallel,
+            awaited: watch::Sender::new(0),
             launched: Mutex::default(),
         }
     }
@@ -186,23 +192,57 @@ impl Admission {
 
     /// Waits for a turn to launch, first come, first served.
     pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
+        let awaited = self.awaited();
         let turn = Arc::clone(&self.turns).acquire_owned().await;
-        Turn { admission: Arc::clone(self), _permit: turn.expect("the semaphore of turns is never closed") }
+        let permit = turn.expect("the semaphore of turns is never closed");
+        Turn { _permit: permit, _awaited: Some(awaited) }
     }
 
     /// A turn, if one is free.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
-        let turn = Arc::clone(&self.turns).try_acquire_owned().ok()?;
-        Some(Turn { admission: Arc::clone(self), _permit: turn })
+        let permit = Arc::clone(&self.turns).try_acquire_owned().ok()?;
+        Some(Turn { _permit: permit, _awaited: Some(self.awaited()) })
+    }
+
+    /// Somebody waits for a launch, until this is dropped.
+    pub(crate) fn awaited(self: &Arc<Self>) -> Awaited {
+        self.awaited.send_modify(|count| *count += 1);
+        Awaited(Arc::clone(self))
     }
 
     /// A turn for what nobody waits for: only if no launch is under way or waits, and none has ended within `quiet`.
     pub(crate) fn idle_turn(self: &Arc<Self>, quiet: Duration) -> Option<Turn> {
-        let busy = self.turns.available_permits() < self.parallel;
-        if busy || self.launched.lock().is_some_and(|at| at.elapsed() < quiet) {
+        let busy = self.turns.available_permits() < self.parallel || *self.awaited.borrow() > 0;
+        if busy || !self.quiet_in(quiet).is_zero() {
             return None;
         }
-        self.try_turn()
+        let permit = Arc::clone(&self.turns).try_acquire_owned().ok()?;
+        Some(Turn { _permit: permit, _awaited: None })
+    }
+
+    /// Returns when somebody waits for a launch.
+    pub(crate) async fn busy(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.awaited.subscribe().wait_for(|count| *count > 0).await;
+    }
+
+    /// Returns when nobody has waited for a launch for this long.
+    pub(crate) async fn idle(&self, quiet: Duration) {
+        let mut awaited = self.awaited.subscribe();
+        loop {
+            let _ = awaited.wait_for(|count| *count == 0).await;
+            let rest = self.quiet_in(quiet);
+            if rest.is_zero() {
+                return;
+            }
+            tokio::time::sleep(rest).await;
+        }
+    }
+
+    /// How long it takes until the last launch was so long ago.
+    fn quiet_in(&self, quiet: Duration) -> Duration {
+        let launched = *self.launched.lock();
+        launched.map_or(Duration::ZERO, |at| quiet.saturating_sub(at.elapsed()))
     }
 
     /// Refuses what goes beyond the team's limits, or the node's places.
@@ -244,9 +284,11 @@ impl Permit {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Awaited {
     fn drop(&mut self) {
-        *self.admission.launched.lock() = Some(Instant::now());
+        // Before the count: whoever sees that nobody waits must see since when.
+        *self.0.launched.lock() = Some(Instant::now());
+        self.0.awaited.send_modify(|count| *count -= 1);
     }
 }
 
@@ -392,10 +434,31 @@ mod tests {
         assert!(node.idle_turn(Duration::ZERO).is_none());
         drop(turn);
         assert!(node.idle_turn(Duration::from_secs(60)).is_none());
+        let awaited = node.awaited();
+        assert!(node.idle_turn(Duration::ZERO).is_none(), "one that needs no turn");
+        drop(awaited);
         let idle = node.idle_turn(Duration::ZERO).unwrap();
         assert!(node.idle_turn(Duration::ZERO).is_none());
         assert!(node.try_turn().is_some());
         drop(idle);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_knows_when_somebody_does() {
+        let node = admission(9, 1000);
+        let soon = Duration::from_millis(20);
+        assert!(tokio::time::timeout(soon, node.busy()).await.is_err());
+        node.idle(Duration::from_secs(60)).await;
+        let awaited = [node.awaited(), node.awaited()];
+        node.busy().await;
+        assert!(tokio::time::timeout(soon, node.idle(Duration::ZERO)).await.is_err());
+        let [first, second] = awaited;
+        drop(first);
+        assert!(tokio::time::timeout(soon, node.idle(Duration::ZERO)).await.is_err());
+        let ended = Instant::now();
+        drop(second);
+        node.idle(soon).await;
+        assert!(ended.elapsed() >= soon);
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@
 pub const CRASH_VARIABLE: &str = "AENV_CRASH_POINT";
 
 /// Every point, in the order in which a sandbox meets them.
-pub const CRASH_POINTS: [&str; 31] = [
+pub const CRASH_POINTS: [&str; 32] = [
     "create.noted",
     "launch.slot",
     "launch.exports",
@@ -15,6 +15,7 @@ pub const CRASH_POINTS: [&str; 31] = [
     "launch.noted",
     "launch.ready",
     "create.published",
+    "standby.runs",
     "standby.made",
     "standby.claimed",
     "standby.continued",

@@ -14,6 +14,10 @@ use crate::{
 /// Bound of loading kernel modules; under pure emulation it takes a second.
 const MODULES: Duration = Duration::from_secs(20);
 
+/// What a login shell begins with, without what could have effects: it reads no start files (`-p`), because a template's may do
+/// anything.
+const WARM_UP: [&str; 3] = ["-p", "-c", r#"test "$(/usr/bin/id -u)" -ge 0"#];
+
 /// envd over its HTTP client.
 pub(crate) struct Envd {
     /// Kernel modules for network filesystems, which a guest is given when it needs them.
@@ -51,6 +55,27 @@ impl GuestAgent for Envd {
                 client.init(request, bound).await.map_err(agent_error)
             }
             answered => answered.map_err(agent_error),
+        }
+    }
+
+    async fn warm_up(
+        &self,
+        dial: Arc<dyn Dial>,
+        request: &InitRequest,
+        bound: Duration,
+    ) -> Result<(), AgentError> {
+        let client = EnvdClient::new(dial, request.access_token.clone().map(Token::from));
+        client.init_without_clock(request, bound).await.map_err(agent_error)?;
+        let shell = RunRequest {
+            cmd: "/bin/bash".into(),
+            args: WARM_UP.map(String::from).to_vec(),
+            timeout: Some(bound),
+            ..RunRequest::default()
+        };
+        match client.run(shell, |_| {}).await {
+            // Such as an image without this shell.
+            Ok(_) | Err(EnvdError::Rpc { .. }) => Ok(()),
+            Err(error) => Err(agent_error(error)),
         }
     }
 

@@ -185,6 +185,7 @@ impl Orchestrator {
         // From here on the work belongs to a task: a caller that goes away cancels nothing.
         let node = Arc::clone(&self.node);
         let work = self.node.tasks.spawn(async move {
+            let _awaited = node.admission.awaited();
             let pin = node.checkpoints.pin(&checkpoint.id);
             let usual = node.standbys.serves(&request);
             let claimed = if usual { node.standbys.claim(&node, &checkpoint.id, &claim)? } else { None };

@@ -1,7 +1,7 @@
 //! What makes a launched guest itself: names, tokens, environment, randomness. Sent once after each launch.
 
 use aenv_envd_api::{self as envd, InitRequest};
-use aenv_types::GuestContext;
+use aenv_types::{GuestContext, SandboxId, Token};
 use aenv_volume::{Serving, VolumeMount};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rand::{TryRngCore, rngs::OsRng};
@@ -22,10 +22,6 @@ pub(crate) fn init_request(
     record: &Record,
     guest: &GuestContext,
 ) -> Result<InitRequest, SandboxError> {
-    let mut entropy = [0; ENTROPY];
-    OsRng
-        .try_fill_bytes(&mut entropy)
-        .map_err(|error| SandboxError::internal("the host has no randomness", error))?;
     let mut env_vars = guest.env.clone();
     env_vars.extend(record.env.clone());
     env_vars.insert("E2B_SANDBOX".into(), "true".into());
@@ -47,12 +43,42 @@ pub(crate) fn init_request(
         default_workdir: text(&guest.workdir),
         hostname: Some(record.id.to_string()),
         machine_id: Some(record.machine_id.clone()),
-        entropy: Some(BASE64_STANDARD.encode(entropy)),
+        entropy: Some(entropy()?),
         dns_servers: (!dns.is_empty()).then(|| dns.iter().map(ToString::to_string).collect()),
         ca_bundle: ca_bundle.map(str::to_owned),
         volume_mounts: record.volumes.iter().map(mount).collect(),
         lifecycle_id: Some(record.lifecycle_id.clone()),
     })
+}
+
+/// The body of `/init` for a guest that is nobody's yet: randomness of its own, so that siblings part ways as soon as they run, and a
+/// token that nobody is told. Whatever it says, the claim says anew.
+pub(crate) fn init_of_nobody(
+    node: &Node,
+    id: &SandboxId,
+    guest: &GuestContext,
+) -> Result<InitRequest, SandboxError> {
+    let dns = &node.resolvers;
+    Ok(InitRequest {
+        env_vars: guest.env.clone(),
+        access_token: Some(Token::random().expose().to_owned()),
+        default_user: text(&guest.user),
+        default_workdir: text(&guest.workdir),
+        hostname: Some(id.to_string()),
+        machine_id: Some(uuid::Uuid::new_v4().simple().to_string()),
+        entropy: Some(entropy()?),
+        dns_servers: (!dns.is_empty()).then(|| dns.iter().map(ToString::to_string).collect()),
+        lifecycle_id: Some(uuid::Uuid::new_v4().to_string()),
+        ..InitRequest::default()
+    })
+}
+
+fn entropy() -> Result<String, SandboxError> {
+    let mut entropy = [0; ENTROPY];
+    OsRng
+        .try_fill_bytes(&mut entropy)
+        .map_err(|error| SandboxError::internal("the host has no randomness", error))?;
+    Ok(BASE64_STANDARD.encode(entropy))
 }
 
 /// How a guest mounts one of its volumes: for good (`hard`: it waits for a server that is away), without a lock manager, and with

@@ -5,12 +5,13 @@
 //! step fails.
 //!
 //! Up to the point where the vCPUs run, nothing depends on whose sandbox it will be: a standby is launched so far
-//! [`ahead()`], and goes on from there when it is claimed.
+//! [`ahead()`], its guest is [warmed up](Ahead::warm_up) where it reaches nobody, and it goes on from there when it is claimed.
 
 mod ahead;
 mod generation;
 mod place;
 mod ready;
+mod warm_up;
 
 use std::{
     sync::Arc,
@@ -26,7 +27,9 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use ahead::{Ahead, Awake, ahead};
 pub(crate) use generation::{Generation, Parts, remove_folders, remove_uppers};
 pub(crate) use place::{drive_export, files, serve_volumes};
+use ready::Up;
 pub(crate) use ready::greet;
+pub(crate) use warm_up::WarmUpError;
 
 use crate::{
     SandboxError, Timings,
@@ -81,15 +84,20 @@ struct Machine<'a> {
     shape: MachineShape,
     checkpoint: &'a Checkpoint,
     start: Start,
-    egress: &'a EgressPolicy,
+    /// `None`: it is nobody's yet, and reaches nobody.
+    egress: Option<&'a EgressPolicy>,
     volumes: &'a [VolumeMount],
 }
 
 /// Launches; returns the record as it is now (journaled, and its guest has answered) and what runs.
 pub(crate) async fn launch(node: &Node, mut order: Order<'_>) -> Result<(Record, Generation), SandboxError> {
+    let mut up = Up::of(order.start);
     let (_turn, mut parts, mut timings) = match order.awake.take() {
         // The work was done in an earlier turn; this one only tells that a guest is coming up.
-        Some(Awake { parts, timings, .. }) => (node.admission.try_turn(), parts, timings),
+        Some(Awake { parts, timings, .. }) => {
+            up = Up::Claimed;
+            (node.admission.try_turn(), parts, timings)
+        }
         None => {
             let asked = Instant::now();
             let turn = tokio::select! {
@@ -100,7 +108,7 @@ pub(crate) async fn launch(node: &Node, mut order: Order<'_>) -> Result<(Record,
             (Some(turn), Parts::default(), timings)
         }
     };
-    let outcome = steps(node, &order, &mut parts, &mut timings).await;
+    let outcome = steps(node, &order, up, &mut parts, &mut timings).await;
     let id = order.record.id.clone();
     match outcome {
         Ok(record) => {
@@ -119,6 +127,7 @@ pub(crate) async fn launch(node: &Node, mut order: Order<'_>) -> Result<(Record,
 async fn steps(
     node: &Node,
     order: &Order<'_>,
+    up: Up,
     parts: &mut Parts,
     timings: &mut Timings,
 ) -> Result<Record, SandboxError> {
@@ -134,7 +143,7 @@ async fn steps(
                 shape: record.shape,
                 checkpoint,
                 start: *start,
-                egress: &record.egress,
+                egress: Some(&record.egress),
                 volumes: &record.volumes,
             };
             let vm = assemble(node, &machine, parts, timings, stop).await?;
@@ -154,7 +163,7 @@ async fn steps(
     record.timings = *timings;
     let request = init_request(node, &record, &checkpoint.guest)?;
     let dial = parts.dial().ok_or_else(|| SandboxError::internal("the sandbox has no network", "no slot"))?;
-    let ready = ready::wait(node, &record.id, dial, &*vm, request, *start, stop);
+    let ready = ready::wait(node, &record.id, dial, &*vm, request, up, stop);
     let (ready, journaled) = tokio::join!(ready, node.journal.put(&record, Survives::PowerLoss));
     ready?;
     journaled?;

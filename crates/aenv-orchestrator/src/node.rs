@@ -66,7 +66,7 @@ impl Node {
             match self.admission.reserve(claim) {
                 Ok(permit) => return Ok(permit),
                 Err(Refusal::Memory { missing_mib, error }) => {
-                    if !self.standbys.give_up(self, missing_mib).await {
+                    if !self.standbys.give_up_memory(self, missing_mib).await {
                         return Err(error);
                     }
                 }

@@ -29,6 +29,15 @@ pub(crate) trait GuestAgent: Send + Sync {
         bound: Duration,
     ) -> Result<(), AgentError>;
 
+    /// Has the guest do once what a create will ask of it, with its clock left as it is; fails when it has not answered within
+    /// `bound`, or refuses.
+    async fn warm_up(
+        &self,
+        dial: Arc<dyn Dial>,
+        request: &InitRequest,
+        bound: Duration,
+    ) -> Result<(), AgentError>;
+
     /// Writes the guest's page cache to its disks.
     async fn sync(
         &self,

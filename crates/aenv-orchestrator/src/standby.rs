@@ -1,10 +1,10 @@
-//! *Standbys*: checkpoints that are in demand, launched ahead of the next create and stopped before their vCPUs run.
+//! *Standbys*: checkpoints that are in demand, launched ahead of the next create, warmed up where they reach nobody, and stopped.
 //!
 //! A checkpoint is in demand for a while after a sandbox was created from it. The [`keeper`](keep) makes its standbys when
 //! nobody launches, and ends them when the demand is over. A standby belongs to nobody: no team, no list and no record knows
 //! it, only notes in the journal, so that the next start of the server removes it. The create that claims it takes its id.
 //!
-//! It counts as memory of the node, and is the first thing that is given up when a sandbox needs that.
+//! It counts as memory of the node, and is the first thing that is given up when a sandbox needs that, or a network slot.
 
 mod keeper;
 
@@ -54,6 +54,13 @@ struct Standby {
     ahead: Ahead,
     permit: Permit,
     _pin: Pin,
+}
+
+/// What is given up for a sandbox.
+enum GivenUp {
+    Ready(Box<Standby>),
+    /// It is gone when it is not being made any more.
+    UnderWay,
 }
 
 struct Wanted {
@@ -142,24 +149,11 @@ impl Standbys {
 
     /// Gives the oldest one up, and returns when its memory is free. `false`, and none is given up, where all of them together
     /// hold less than is missing.
-    pub(crate) async fn give_up(&self, node: &Arc<Node>, missing_mib: u64) -> bool {
-        let oldest = {
-            let mut shelf = self.shelf.lock();
-            let under_way = shelf.under_way.as_ref().map_or(0, |under_way| under_way.memory_mib);
-            let held: u64 = shelf.ready.iter().map(|standby| standby.permit.memory_mib()).sum();
-            if held + under_way < missing_mib {
-                return false;
-            }
-            let oldest = shelf.ready.pop_front();
-            if let (None, Some(under_way)) = (&oldest, &shelf.under_way) {
-                under_way.stop.cancel();
-            }
-            oldest
-        };
-        metrics::counter!("aenv_standbys_given_up_total").increment(1);
-        match oldest {
-            Some(standby) => {
-                tracing::info!(sandbox = %standby.ahead.id(), "a standby is given up for its memory");
+    pub(crate) async fn give_up_memory(&self, node: &Arc<Node>, missing_mib: u64) -> bool {
+        match self.give_up(missing_mib) {
+            None => return false,
+            Some(GivenUp::UnderWay) => drop(self.making.lock().await),
+            Some(GivenUp::Ready(standby)) => {
                 let owner = Arc::clone(node);
                 // In a task, so that it ends also if nobody waits any more.
                 let ended = node.tasks.spawn(async move { standby.end(&owner).await });
@@ -167,9 +161,41 @@ impl Standbys {
                     tracing::error!(%error, "a standby could not be ended");
                 }
             }
-            None => drop(self.making.lock().await),
         }
         true
+    }
+
+    /// Gives the oldest one up, and returns when its network slot goes back. `false` where there is none. For launches, which
+    /// nobody drops.
+    pub(crate) async fn give_up_slot(&self, node: &Node) -> bool {
+        match self.give_up(0) {
+            None => return false,
+            Some(GivenUp::UnderWay) => drop(self.making.lock().await),
+            Some(GivenUp::Ready(standby)) => standby.end(node).await,
+        }
+        true
+    }
+
+    /// The oldest one; where none is ready, the one that is being made is stopped.
+    fn give_up(&self, missing_mib: u64) -> Option<GivenUp> {
+        let mut shelf = self.shelf.lock();
+        let under_way = shelf.under_way.as_ref().map_or(0, |under_way| under_way.memory_mib);
+        let held: u64 = shelf.ready.iter().map(|standby| standby.permit.memory_mib()).sum();
+        if held + under_way < missing_mib {
+            return None;
+        }
+        let given_up = match shelf.ready.pop_front() {
+            Some(standby) => {
+                tracing::info!(sandbox = %standby.ahead.id(), "a standby is given up for a sandbox");
+                GivenUp::Ready(Box::new(standby))
+            }
+            None => {
+                shelf.under_way.as_ref()?.stop.cancel();
+                GivenUp::UnderWay
+            }
+        };
+        metrics::counter!("aenv_standbys_given_up_total").increment(1);
+        Some(given_up)
     }
 
     /// Removes those that nobody wants any more.

@@ -34,6 +34,13 @@ const ATTEMPT_BOUND: Duration = Duration::from_millis(500);
 /// Pause between attempts that were refused at once.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(5);
 
+/// What an `/init` does with the guest's clock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clock {
+    Now,
+    Left,
+}
+
 /// A body of a request.
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -55,11 +62,20 @@ impl EnvdClient {
     /// `timestamp` is set to the host's clock at the moment of sending. While envd cannot be reached (a guest that boots) it
     /// is tried again until `bound` has passed; a refusal by envd itself is final.
     pub async fn init(&self, request: &InitRequest, bound: Duration) -> Result<(), EnvdError> {
+        self.tell(request, Clock::Now, bound).await
+    }
+
+    /// As [`Self::init`], but the guest's clock stays as it is.
+    pub async fn init_without_clock(&self, request: &InitRequest, bound: Duration) -> Result<(), EnvdError> {
+        self.tell(request, Clock::Left, bound).await
+    }
+
+    async fn tell(&self, request: &InitRequest, clock: Clock, bound: Duration) -> Result<(), EnvdError> {
         let deadline = Instant::now() + bound;
         loop {
             let attempt_end = deadline.min(Instant::now() + ATTEMPT_BOUND);
             let failure = match timeout_at(attempt_end, self.transport.connect()).await {
-                Ok(Ok(sender)) => match timeout_at(deadline, self.init_once(sender, request)).await {
+                Ok(Ok(sender)) => match timeout_at(deadline, self.init_once(sender, request, clock)).await {
                     Ok(Err(failure)) if failure.is_transport() => failure,
                     Ok(done) => return done,
                     Err(_) => return Err(EnvdError::TimedOut { bound }),
@@ -74,9 +90,14 @@ impl EnvdClient {
         }
     }
 
-    async fn init_once(&self, mut sender: transport::Sender, request: &InitRequest) -> Result<(), EnvdError> {
-        let now = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true);
-        let body = InitRequest { timestamp: Some(now), ..request.clone() };
+    async fn init_once(
+        &self,
+        mut sender: transport::Sender,
+        request: &InitRequest,
+        clock: Clock,
+    ) -> Result<(), EnvdError> {
+        let now = || chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true);
+        let body = InitRequest { timestamp: (clock == Clock::Now).then(now), ..request.clone() };
         let json =
             serde_json::to_vec(&body).map_err(|error| EnvdError::Malformed { message: error.to_string() })?;
         let request = self.request(Method::POST, "/init", full(json))?;

@@ -1,4 +1,5 @@
-//! A launch in two halves: up to where the vCPUs would run, before it is known for whom; and from there on, when it is.
+//! A launch in two halves: up to where the vCPUs would run for somebody, before it is known for whom; and from there on, when it
+//! is.
 
 use std::{
     sync::Arc,
@@ -9,7 +10,7 @@ use aenv_types::{Checkpoint, EgressPolicy, SandboxId};
 use aenv_vmm::Vm;
 use tokio_util::sync::CancellationToken;
 
-use super::{Machine, Parts, Start, assemble, milliseconds, place::set_rules, remove_folders};
+use super::{Machine, Parts, Start, assemble, milliseconds, remove_folders};
 use crate::{SandboxError, Timings, node::Node};
 
 /// The generation that a standby becomes.
@@ -18,10 +19,10 @@ const FIRST: u64 = 1;
 /// A standby takes milliseconds to go on; who waits for it should not pay for one that has stopped answering.
 const WAKE: Duration = Duration::from_secs(3);
 
-/// A machine whose vCPUs have never run.
+/// A machine whose vCPUs stand, and whose guest reaches nobody.
 pub(crate) struct Ahead {
     id: SandboxId,
-    parts: Parts,
+    pub(super) parts: Parts,
     /// Who shows its memory and disks.
     exports: u32,
 }
@@ -48,7 +49,7 @@ pub(crate) async fn ahead(
         shape: checkpoint.shape,
         checkpoint,
         start: Start::Continue,
-        egress: &EgressPolicy::default(),
+        egress: None,
         volumes: &[],
     };
     let assembled = assemble(node, &machine, &mut parts, &mut Timings::default(), stop).await;
@@ -102,7 +103,8 @@ impl Ahead {
             Ok(_) => return Err("its memory and disks went with the blockd that showed them".into()),
             Err(error) => return Err(error.to_string()),
         }
-        set_rules(&**slot, egress).await.map_err(|error| format!("{error:?}"))?;
+        // The default ones as well: they end its isolation.
+        slot.set_policy(egress).await.map_err(|error| error.to_string())?;
         timings.place_ms = milliseconds(begun);
         node.crash.pass("standby.claimed").await;
         let begun = Instant::now();

@@ -91,7 +91,7 @@ type Taken = (Arc<dyn Slot>, Result<(), SandboxError>);
 
 /// Takes a slot, notes it and sets its rules. A slot that was taken is returned even if the rest failed.
 async fn take_slot(node: &Node, machine: &Machine<'_>) -> Result<Taken, SandboxError> {
-    let slot = node.network.acquire().await.map_err(|error| match error {
+    let slot = acquire(node, machine).await.map_err(|error| match error {
         NetworkError::Exhausted { limit } => SandboxError::Full {
             reason: format!("all {limit} network slots are taken"),
             retry_after: std::time::Duration::from_secs(2),
@@ -102,18 +102,26 @@ async fn take_slot(node: &Node, machine: &Machine<'_>) -> Result<Taken, SandboxE
     let ready = async {
         let note = note(machine.id, machine.generation, SLOT_NOTE, &slot.record())?;
         node.journal.commit(vec![Change::Note(note)], Survives::Crash).await?;
-        set_rules(&*slot, machine.egress).await
+        match machine.egress {
+            None => slot.isolate().await.map_err(policy_error),
+            // What a fresh slot has.
+            Some(egress) if *egress == EgressPolicy::default() => Ok(()),
+            Some(egress) => slot.set_policy(egress).await.map_err(policy_error),
+        }
     };
     let ready = ready.await;
     Ok((slot, ready))
 }
 
-/// Sets the rules of a slot that has the default ones.
-pub(super) async fn set_rules(slot: &dyn Slot, egress: &EgressPolicy) -> Result<(), SandboxError> {
-    if *egress == EgressPolicy::default() {
-        return Ok(());
+/// A fresh slot. Where none is left, standbys give theirs up, but not for another standby.
+async fn acquire(node: &Node, machine: &Machine<'_>) -> Result<Arc<dyn Slot>, NetworkError> {
+    loop {
+        match node.network.acquire().await {
+            Err(NetworkError::Exhausted { .. })
+                if machine.egress.is_some() && node.standbys.give_up_slot(node).await => {}
+            answer => return answer,
+        }
     }
-    slot.set_policy(egress).await.map_err(policy_error)
 }
 
 async fn open_memory(node: &Node, machine: &Machine<'_>) -> Result<PathBuf, SandboxError> {

@@ -12,10 +12,32 @@ use crate::{SandboxError, identity::init_request, node::Node, sandbox::Record, s
 
 /// Bound for a guest whose processes go on.
 const CONTINUED: Duration = Duration::from_secs(30);
+/// Bound for one that has answered before, as a standby. An ordinary launch follows.
+const CLAIMED: Duration = Duration::from_secs(10);
 /// Bound for a guest that boots; under pure emulation a boot takes seconds.
 const BOOTED: Duration = Duration::from_secs(60);
 /// Bound for a guest that outlived the server.
 const INIT_ADOPTED: Duration = Duration::from_secs(5);
+
+/// From where a guest comes up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Up {
+    /// Its processes go on.
+    Continued,
+    /// They go on, and have done so before.
+    Claimed,
+    /// Its kernel boots.
+    Booted,
+}
+
+impl Up {
+    pub(super) fn of(start: Start) -> Self {
+        match start {
+            Start::Continue => Self::Continued,
+            Start::Boot => Self::Booted,
+        }
+    }
+}
 
 /// Sends `/init` to a guest that runs: `change` makes of the whole request what is to be said.
 pub(crate) async fn greet(
@@ -38,12 +60,13 @@ pub(super) async fn wait(
     dial: Arc<dyn Dial>,
     vm: &dyn Vm,
     request: InitRequest,
-    start: Start,
+    up: Up,
     stop: &CancellationToken,
 ) -> Result<(), SandboxError> {
-    let bound = match start {
-        Start::Continue => CONTINUED,
-        Start::Boot => BOOTED,
+    let bound = match up {
+        Up::Continued => CONTINUED,
+        Up::Claimed => CLAIMED,
+        Up::Booted => BOOTED,
     };
     let silent = |reason: String| SandboxError::GuestUnresponsive { id: id.clone(), reason };
     tokio::select! {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     CreateRequest, Route, SandboxError, SandboxState, SandboxView,
-    admission::Permit,
+    admission::{Claim, Permit},
     checkpoints::Pin,
     deadline::Deadline,
     journal::{Change, Survives},
@@ -156,7 +156,17 @@ impl Actor {
             self.node.journal.put(&self.record, Survives::Crash).await?;
             self.node.crash.pass("create.noted").await;
         }
-        self.launch(checkpoint, Start::of(checkpoint), permit, self.record.timeout, awake).await
+        let (start, timeout, claimed) = (Start::of(checkpoint), self.record.timeout, awake.is_some());
+        match self.launch(checkpoint, start, permit, timeout, awake).await {
+            Err(error @ SandboxError::GuestUnresponsive { .. }) if claimed => {
+                tracing::warn!(sandbox = %self.record.id, ?error, "a claimed standby failed; it is launched anew");
+                metrics::counter!("aenv_standby_failures_total").increment(1);
+            }
+            launched => return launched,
+        }
+        let permit = self.node.reserve(&Claim::of(&self.record)).await?;
+        self.node.journal.put(&self.record, Survives::Crash).await?;
+        self.launch(checkpoint, start, permit, timeout, None).await
     }
 
     /// Launches the next generation and becomes Running. If it fails, the record is as it was; the caller

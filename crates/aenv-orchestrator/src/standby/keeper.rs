@@ -4,9 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use aenv_types::{Checkpoint, SandboxId};
 use futures::future::{join_all, select_all};
+use tokio_util::sync::CancellationToken;
 
 use super::Standby;
-use crate::{launch, node::Node};
+use crate::{
+    launch::{self, WarmUpError},
+    node::Node,
+};
 
 /// A launch that has just ended gets the cores for what its guest does first.
 const QUIET: Duration = Duration::from_millis(100);
@@ -81,15 +85,17 @@ async fn make(node: &Arc<Node>, checkpoint: Arc<Checkpoint>) -> bool {
     if node.disk_free().is_ok_and(|free| free < node.settings.disk_reserve_bytes) {
         return false;
     }
-    let Some(_turn) = node.admission.idle_turn(QUIET) else { return false };
+    let Some(turn) = node.admission.idle_turn(QUIET) else { return false };
     let stop = node.closing.child_token();
     let Some(permit) = standbys.begin(node, &checkpoint, &stop) else { return false };
     let pin = node.checkpoints.pin(&checkpoint.id);
     let made = Box::pin(launch::ahead(node, &checkpoint, &stop)).await;
+    // Whoever waits for a launch has it while the guest warms up.
+    drop(turn);
     let made = match made {
         Ok(ahead) => {
-            node.crash.pass("standby.made").await;
-            Some(Standby { checkpoint: checkpoint.id.clone(), ahead, permit, _pin: pin })
+            let made = Standby { checkpoint: checkpoint.id.clone(), ahead, permit, _pin: pin };
+            warm_up(node, &checkpoint, made, &stop).await
         }
         Err(error) => {
             if !stop.is_cancelled() {
@@ -104,4 +110,29 @@ async fn make(node: &Arc<Node>, checkpoint: Arc<Checkpoint>) -> bool {
         unwanted.end(node).await;
     }
     true
+}
+
+/// One that cannot be warmed up is ended.
+async fn warm_up(
+    node: &Node,
+    checkpoint: &Checkpoint,
+    made: Standby,
+    stop: &CancellationToken,
+) -> Option<Standby> {
+    match made.ahead.warm_up(node, checkpoint, stop).await {
+        Ok(()) => {
+            node.crash.pass("standby.made").await;
+            return Some(made);
+        }
+        Err(WarmUpError::Failed(reason)) => {
+            tracing::warn!(sandbox = %made.ahead.id(), checkpoint = %checkpoint.id, reason, "a standby could not be warmed up");
+            metrics::counter!("aenv_standby_warm_up_failures_total").increment(1);
+            node.standbys.rest(&checkpoint.id);
+        }
+        Err(reason @ (WarmUpError::Stopped | WarmUpError::NoTime)) => {
+            tracing::debug!(sandbox = %made.ahead.id(), %reason, "a standby is ended before it was warm");
+        }
+    }
+    made.end(node).await;
+    None
 }

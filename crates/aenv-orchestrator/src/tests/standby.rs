@@ -7,6 +7,7 @@ use aenv_types::{Checkpoint, MachineShape, SandboxId};
 use super::{
     crash::runtime,
     lives::{LONG, SHAPE, Scene, team, until},
+    world::WarmUps,
 };
 use crate::{
     CreateRequest, Orchestrator, PauseMode, SandboxError, SandboxView, StandbySettings, TeamLimits,
@@ -91,14 +92,118 @@ async fn a_create_takes_the_oldest_standby_with_its_id() {
 }
 
 #[tokio::test]
-async fn rules_are_set_before_the_vcpus_run() {
+async fn a_guest_warms_up_where_it_reaches_nobody() {
     let ready = Ready::new().await;
-    ready.scene.world.state.lock().story.clear();
-    let mut request = ready.request();
-    request.egress.dns_servers = vec!["9.9.9.9".parse().unwrap()];
-    let claimed = ready.node.create(request).await.unwrap();
     let story = ready.scene.world.state.lock().story.clone();
-    assert_eq!(story[..2], ["rules [9.9.9.9]".to_owned(), format!("vCPUs of {}", claimed.id)]);
+    for id in ready.scene.world.standing() {
+        let own: Vec<_> = story.iter().filter(|line| line.contains(id.as_str())).collect();
+        assert_eq!(own, [&format!("vCPUs of {id}, isolated"), &format!("stop of {id}")]);
+    }
+    assert_eq!(ready.scene.world.state.lock().isolated.len(), 2);
+}
+
+#[tokio::test]
+async fn rules_are_set_before_the_vcpus_run_for_somebody() {
+    for (resolvers, rules) in [(vec!["9.9.9.9".parse().unwrap()], "rules [9.9.9.9]"), (vec![], "rules []")] {
+        let ready = Ready::new().await;
+        ready.scene.world.state.lock().story.clear();
+        let mut request = ready.request();
+        request.egress.dns_servers = resolvers;
+        let claimed = ready.node.create(request).await.unwrap();
+        let story = ready.scene.world.state.lock().story.clone();
+        assert_eq!(story[..2], [rules.to_owned(), format!("vCPUs of {}", claimed.id)]);
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_does_not_answer_is_ended_and_not_tried_again_until_the_next_create() {
+    let ready = Ready::with(StandbySettings { count: 1, templates: 1, keep: LONG }).await;
+    let attempts = || {
+        let state = ready.scene.world.state.lock();
+        state.story.iter().filter(|line| line.ends_with("isolated")).count()
+    };
+    ready.scene.world.state.lock().warm_ups = WarmUps::Silent;
+    let mut running = vec![ready.first.clone(), ready.create().await.id];
+    for attempt in 2..4 {
+        until(|| attempts() == attempt && ready.scene.world.alive().len() == running.len()).await;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        assert_eq!((attempts(), ready.node.standbys()), (attempt, 0));
+        running.push(ready.create().await.id);
+    }
+    until(|| attempts() == 4 && ready.scene.world.alive().len() == running.len()).await;
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn one_that_warms_up_is_not_claimed_and_stands_while_somebody_waits() {
+    let ready = Ready::with(StandbySettings { count: 1, templates: 1, keep: LONG }).await;
+    let warming_up = || {
+        let state = ready.scene.world.state.lock();
+        let line = state.story.iter().find_map(|line| line.strip_suffix(", isolated"));
+        line.map(|line| line["vCPUs of ".len()..].to_owned())
+    };
+    ready.scene.world.state.lock().story.clear();
+    ready.scene.world.state.lock().warm_ups = WarmUps::Slow;
+    let claimed = ready.create().await.id;
+    until(|| warming_up().is_some()).await;
+    let standby = warming_up().unwrap();
+    ready.scene.world.state.lock().story.clear();
+    let other = ready.create().await.id;
+    assert_ne!(other.as_str(), standby);
+    let story = ready.scene.world.state.lock().story.clone();
+    assert_eq!(story[..2], [format!("stop of {standby}"), format!("vCPUs of {other}")]);
+    ready.scene.world.state.lock().warm_ups = WarmUps::Answered;
+    until(|| ready.node.standbys() == 1).await;
+    let story = ready.scene.world.state.lock().story.clone();
+    assert_eq!(story[2..], [format!("vCPUs of {standby}, isolated"), format!("stop of {standby}")]);
+    let last = ready.create().await.id;
+    assert_eq!(last.as_str(), standby);
+    let running = [ready.first.clone(), claimed, other, last];
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn one_that_warms_up_gives_way() {
+    let ready = Ready::with(StandbySettings { count: 1, templates: 1, keep: LONG }).await;
+    ready.scene.world.state.lock().warm_ups = WarmUps::Slow;
+    let mut running = vec![ready.first.clone(), ready.create().await.id];
+    until(|| ready.scene.world.alive().len() == 3).await;
+    for _ in 3..=8 {
+        running.push(ready.node.create(ready.scene.request(LONG)).await.unwrap().id);
+    }
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn a_claimed_guest_that_does_not_answer_is_launched_anew() {
+    let ready = Ready::new().await;
+    let standby = ready.scene.world.standing()[0].clone();
+    ready.scene.world.state.lock().silent = 1;
+    let view = ready.create().await;
+    assert_eq!(view.id, standby);
+    assert_eq!(ready.scene.world.values(&view.id), Some((5, 5)));
+    assert_eq!(ready.node.list(None).len(), 2);
+    let running = [ready.first.clone(), view.id];
+    // Once only.
+    until(|| ready.node.standbys() == 2).await;
+    ready.scene.world.state.lock().silent = 2;
+    let failed = ready.node.create(ready.request()).await;
+    assert!(matches!(failed, Err(SandboxError::GuestUnresponsive { .. })), "{failed:?}");
+    ready.end(&running).await;
+}
+
+#[tokio::test]
+async fn they_give_their_network_slots() {
+    let ready = Ready::new().await;
+    ready.scene.world.state.lock().slot_limit = 4;
+    let mut running = vec![ready.first.clone()];
+    for number in 2..=4 {
+        running.push(ready.node.create(ready.scene.request(LONG)).await.unwrap().id);
+        assert!(ready.node.standbys() <= 4 - number);
+    }
+    let full = ready.node.create(ready.scene.request(LONG)).await;
+    assert!(matches!(full, Err(SandboxError::Full { .. })), "{full:?}");
+    ready.end(&running).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The world: engine, data plane, network and guests that outlive an orchestrator.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -37,17 +37,35 @@ pub(super) struct State {
     pub disks: HashMap<String, Disk>,
     pub memories: HashMap<String, Vec<PathBuf>>,
     pub slots: BTreeMap<u32, bool>,
+    /// Slots whose guest reaches nobody.
+    pub isolated: BTreeSet<u32>,
+    /// Slots that there can be; 0: any number.
+    pub slot_limit: u32,
     next: u32,
     /// The operation that fails: this many from now.
     pub fail_in: Option<u32>,
     /// No guest answers `/init`.
     pub mute: bool,
+    /// So many times more `/init` fails.
+    pub silent: u32,
+    pub warm_ups: WarmUps,
     /// So many VMMs more do not let their vCPUs go on.
     pub stuck: u32,
     /// Which blockd there is.
     pub blockd: u32,
-    /// Rules that were set and vCPUs that were let go on, in order.
+    /// Rules that were set, and vCPUs that were let go on and stopped, in order.
     pub story: Vec<String>,
+}
+
+/// What comes of warming a guest up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum WarmUps {
+    #[default]
+    Answered,
+    /// Not before this changes.
+    Slow,
+    /// An answer does not come.
+    Silent,
 }
 
 /// A machine.
@@ -165,7 +183,9 @@ impl Vm for Machine {
         Ok(RamMapping { pid: self.pid, start: 0, len: 4096 })
     }
     async fn pause(&self) -> Result<(), EngineError> {
-        self.guest(|guest| guest.running = false)
+        self.guest(|guest| guest.running = false)?;
+        self.world.state.lock().story.push(format!("stop of {}", self.spec.sandbox));
+        Ok(())
     }
     async fn resume(&self) -> Result<(), EngineError> {
         // Never made to fail by a step: a VMM that cannot be let go on is one that has ended.
@@ -174,7 +194,10 @@ impl Vm for Machine {
             state.stuck -= 1;
             return Err(EngineError::Exited("injected".into()));
         }
-        state.story.push(format!("vCPUs of {}", self.spec.sandbox));
+        let slot = self.spec.netns.to_str().and_then(|path| path.rsplit_once('x')?.1.parse().ok());
+        let isolated = slot.is_some_and(|slot| state.isolated.contains(&slot));
+        let alone = if isolated { ", isolated" } else { "" };
+        state.story.push(format!("vCPUs of {}{alone}", self.spec.sandbox));
         state.vms.get_mut(&self.pid).map(|guest| guest.running = true).ok_or(EngineError::Gone)
     }
     async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
@@ -342,7 +365,16 @@ impl Slot for FakeSlot {
         if self.1.step() {
             return Err(NetworkError::Kernel { step: "x", message: "injected".into() });
         }
-        self.1.state.lock().story.push(format!("rules {:?}", policy.dns_servers));
+        let mut state = self.1.state.lock();
+        state.isolated.remove(&self.0);
+        state.story.push(format!("rules {:?}", policy.dns_servers));
+        Ok(())
+    }
+    async fn isolate(&self) -> Result<(), NetworkError> {
+        if self.1.step() {
+            return Err(NetworkError::Kernel { step: "x", message: "injected".into() });
+        }
+        self.1.state.lock().isolated.insert(self.0);
         Ok(())
     }
     async fn listen(&self, _: u16) -> Result<tokio::net::TcpListener, NetworkError> {
@@ -361,6 +393,10 @@ impl Network for In {
             return Err(NetworkError::Kernel { step: "x", message: "injected".into() });
         }
         let mut state = self.0.state.lock();
+        let limit = state.slot_limit;
+        if limit > 0 && state.slots.len() >= limit as usize {
+            return Err(NetworkError::Exhausted { limit });
+        }
         state.next += 1;
         let index = state.next;
         state.slots.insert(index, true);
@@ -395,12 +431,27 @@ impl GuestAgent for In {
             return Err(AgentError::Silent("injected".into()));
         }
         let mut state = self.0.state.lock();
+        if state.silent > 0 {
+            state.silent -= 1;
+            return Err(AgentError::Silent("injected".into()));
+        }
         let host = request.hostname.clone().unwrap_or_default();
         let guest = state.vms.values_mut().find(|guest| guest.spec.sandbox.as_str() == host && guest.running);
         let guest = guest.ok_or(AgentError::Silent("nothing runs".into()))?;
         guest.token = request.access_token.clone();
         guest.inits.push(request.lifecycle_id.clone().unwrap_or_default());
         Ok(())
+    }
+    async fn warm_up(&self, _: Arc<dyn Dial>, request: &InitRequest, _: Duration) -> Result<(), AgentError> {
+        assert!(request.entropy.is_some() && request.access_token.is_some());
+        loop {
+            let warm_ups = self.0.state.lock().warm_ups;
+            match warm_ups {
+                WarmUps::Answered => return Ok(()),
+                WarmUps::Silent => return Err(AgentError::Silent("injected".into())),
+                WarmUps::Slow => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
     }
     async fn sync(&self, _: Arc<dyn Dial>, _: Option<&Token>, _: Duration) -> Result<(), AgentError> {
         match self.0.step() {
