@@ -23,6 +23,7 @@ deps-test: ## Install what the tests need as well
 
 build: deps guest ## Build everything
 	cargo build --release --locked --workspace --bins
+	cargo build --release --locked -p aenv-track
 
 guest: ## Build the static guest binaries (init, envd)
 	cargo build --profile guest --locked --target $(GUEST_TARGET) -p aenv-init -p aenv-envd

@@ -4,6 +4,7 @@ Promised: after a restart every sandbox that was acknowledged is there in the st
 have not noticed, and processes, namespaces, exports and folders that belong to no sandbox are gone.
 """
 
+import contextlib
 import http.client
 import re
 import threading
@@ -149,3 +150,23 @@ def test_kill_9(server, acknowledged, point, verb):
             server.api("DELETE", f"/sandboxes/{entry}")
     if snapshot:
         Sandbox.delete_snapshot(snapshot)
+
+
+def test_a_capture_that_was_cut_off_hides_nothing_from_the_next(server):
+    """What was marked as captured, and then lost with the server, is in the next capture all the same."""
+    sandbox = Sandbox.create("base", timeout=3600)
+    Sandbox.delete_snapshot(sandbox.create_snapshot().snapshot_id)
+    for point in ["capture.resumed", "capture.written", "capture.recorded"]:
+        written = sandbox.commands.run(f"head -c 4M /dev/urandom > /dev/shm/{point}; sha256sum /dev/shm/*").stdout
+        server.kill()
+        server.start(crash_point=point)
+        with contextlib.suppress(OSError):
+            server.api("POST", f"/sandboxes/{sandbox.sandbox_id}/snapshots", {})
+        wait_for(f"the crash at {point}", lambda: server.process.poll() is not None, 90)
+        server.start()
+        snapshot = sandbox.create_snapshot().snapshot_id
+        other = Sandbox.create(snapshot, timeout=300)
+        assert other.commands.run("sha256sum /dev/shm/*").stdout == written, point
+        other.kill()
+        Sandbox.delete_snapshot(snapshot)
+    sandbox.kill()

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_memory::{BufferPool, DEFAULT_BUFFER, Ram, Snapshot, capture_stopped};
+use aenv_memory::{BufferPool, DEFAULT_BUFFER, Ram, Since, Snapshot, capture_stopped};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 const MIB: usize = 1 << 20;
@@ -66,13 +66,13 @@ fn measure(
     let (mut scans, mut copies, mut writes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut at_once, mut plain) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let report = Snapshot::take(&ram, pool.get()?, target)?.write()?;
+        let report = Snapshot::take(&ram, pool.get()?, target, Since::Mapping)?.write()?;
         scans.push(report.scan);
         copies.push(report.copy);
         writes.push(report.write);
         fs::remove_file(target)?;
         let began = Instant::now();
-        capture_stopped(&ram, target)?;
+        capture_stopped(&ram, target, Since::Mapping)?;
         at_once.push(began.elapsed());
         fs::remove_file(target)?;
         let began = Instant::now();

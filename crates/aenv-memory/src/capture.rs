@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::{
     buffer::CaptureBuffer,
     copy::{CopyError, copy},
-    pagemap::{ScanError, scan},
+    pagemap::{Changes, ScanError, Since, mark, scan},
     ram::{PAGE_SIZE, Ram, Range, split, total},
 };
 
@@ -41,8 +41,12 @@ pub enum CaptureError {
 }
 
 /// What a capture found and how long it took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaptureReport {
+    /// What the layer holds: changes since then.
+    pub since: Since,
+    /// [`Since::Mark`]: the next capture can count from this one, if this layer is kept.
+    pub next: Since,
     /// Changed pages.
     pub pages: u64,
     /// Those among them that are all zero: they cost no room in the layer.
@@ -67,12 +71,18 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies the changed pages of a stopped VM's memory into `buffer`. Those that do not fit are written to the layer's file
-    /// at once, at the speed of the host's page cache. `path` is where the layer will be.
-    pub fn take(ram: &Ram, mut buffer: CaptureBuffer, path: &Path) -> Result<Self, CaptureError> {
+    /// Copies the changed pages of a stopped VM's memory into `buffer`, and marks them. Those that do not fit are written to the
+    /// layer's file at once, at the speed of the host's page cache. `path` is where the layer will be. If this or the writing
+    /// fails, the next capture has to count from [`Since::Mapping`].
+    pub fn take(
+        ram: &Ram,
+        mut buffer: CaptureBuffer,
+        path: &Path,
+        since: Since,
+    ) -> Result<Self, CaptureError> {
         let began = Instant::now();
-        let ranges = scan(ram)?;
-        let scan_time = began.elapsed();
+        let Changes { ranges, since, next } = mark(ram, since)?;
+        let scan = began.elapsed();
         let began = Instant::now();
         let mut layer = MemoryLayer::create(path, ram.len)?;
         let room = buffer.capacity() as u64 / PAGE_SIZE * PAGE_SIZE;
@@ -80,8 +90,13 @@ impl Snapshot {
         layer.stream(ram, &beyond, buffer.bytes_mut())?;
         let bytes = total(&ranges) as usize;
         copy(ram, &ranges, &mut buffer.bytes_mut()[..bytes])?;
-        let report = CaptureReport { scan: scan_time, copy: began.elapsed(), ..CaptureReport::default() };
+        let report = CaptureReport { scan, copy: began.elapsed(), ..CaptureReport::new(since, next) };
         Ok(Self { layer, ranges, buffer, report })
+    }
+
+    /// What was found so far.
+    pub fn report(&self) -> CaptureReport {
+        self.report
     }
 
     /// Bytes of changed pages that are held in the buffer.
@@ -99,15 +114,22 @@ impl Snapshot {
 }
 
 /// Writes the changed pages of a stopped VM's memory to a layer at `path`, durable. For a VM that will not go on: nothing
-/// waits for it, so that it takes little memory.
-pub fn capture_stopped(ram: &Ram, path: &Path) -> Result<CaptureReport, CaptureError> {
+/// waits for it, so that it takes little memory. Should it go on after all, the marks are as they were.
+pub fn capture_stopped(ram: &Ram, path: &Path, since: Since) -> Result<CaptureReport, CaptureError> {
     let began = Instant::now();
-    let ranges = scan(ram)?;
-    let scan_time = began.elapsed();
+    let Changes { ranges, since, next } = scan(ram, since)?;
+    let scan = began.elapsed();
     let mut layer = MemoryLayer::create(path, ram.len)?;
     let mut buffer = vec![0; WRITE.min(total(&ranges)) as usize];
     let (copy, write) = layer.stream(ram, &ranges, &mut buffer)?;
-    layer.finish(CaptureReport { scan: scan_time, copy, write, ..CaptureReport::default() })
+    layer.finish(CaptureReport { scan, copy, write, ..CaptureReport::new(since, next) })
+}
+
+impl CaptureReport {
+    fn new(since: Since, next: Since) -> Self {
+        let none = Duration::ZERO;
+        Self { since, next, pages: 0, zero_pages: 0, bytes: 0, scan: none, copy: none, write: none }
+    }
 }
 
 /// The layer in the making.

@@ -1,4 +1,4 @@
-//! The `PAGEMAP_SCAN` ioctl: which pages of a mapping were changed.
+//! The `PAGEMAP_SCAN` ioctl: which pages of a mapping were changed, and marks on those that are told of.
 //!
 //! Structures and constants are those of `include/uapi/linux/fs.h`.
 
@@ -11,12 +11,19 @@ use std::{
 use nix::errno::Errno;
 use thiserror::Error;
 
-use crate::ram::{PAGE_SIZE, Ram, Range};
+use crate::{
+    marks,
+    ram::{PAGE_SIZE, Ram, Range},
+};
 
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+
+const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
+const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 
 /// Regions that one call returns at most (96 KiB of output).
 const REGIONS: usize = 4096;
@@ -83,9 +90,66 @@ mod ioctl {
     nix::ioctl_readwrite!(pagemap_scan, b'f', 16, super::Arguments);
 }
 
-/// The ranges of a guest's memory that were changed since it was mapped: its anonymous pages, in memory or swapped out. In
-/// order, and not touching each other. The VM should be stopped: what changes during the scan may or may not be found.
-pub fn scan(ram: &Ram) -> Result<Vec<Range>, ScanError> {
+/// The moment from which on changes are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// The memory was mapped. Always known.
+    Mapping,
+    /// Its changed pages were marked last.
+    Mark,
+}
+
+/// Pages that were changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changes {
+    /// In order, and not touching each other.
+    pub ranges: Vec<Range>,
+    /// What was asked for; [`Since::Mapping`] also where there are no marks.
+    pub since: Since,
+    /// [`Since::Mark`]: these pages are marked now, and the next scan can tell what was written after this one.
+    pub next: Since,
+}
+
+/// The parts of a guest's memory that were changed: its anonymous pages, in memory or swapped out. The VM should be stopped: what
+/// changes during the scan may or may not be found. No mark changes.
+///
+/// Since the mapping, pages may be told of that the guest gave back: they read as the image does.
+pub fn scan(ram: &Ram, since: Since) -> Result<Changes, ScanError> {
+    if since == Since::Mark
+        && let Some(ranges) = walk(ram, since, PM_SCAN_CHECK_WPASYNC)?
+    {
+        return Ok(Changes { ranges, since, next: Since::Mapping });
+    }
+    all(ram)
+}
+
+/// The same, and marks what it tells of, if the VMM has opened what that takes: the next scan can tell what was written since
+/// then. When this fails, or what it told of is lost, the next one has to tell since the mapping.
+///
+/// Writes through pages that the kernel had pinned before are not noticed: no I/O into guest memory may be under way.
+pub fn mark(ram: &Ram, since: Since) -> Result<Changes, ScanError> {
+    let marking = PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING;
+    if let Some(ranges) = walk(ram, since, marking)? {
+        return Ok(Changes { ranges, since, next: Since::Mark });
+    }
+    if let Err(error) = marks::register(ram) {
+        tracing::debug!(pid = ram.pid, %error, "nothing tells what a guest writes");
+        return all(ram);
+    }
+    let since = Since::Mapping;
+    match walk(ram, since, marking)? {
+        Some(ranges) => Ok(Changes { ranges, since, next: Since::Mark }),
+        None => all(ram),
+    }
+}
+
+fn all(ram: &Ram) -> Result<Changes, ScanError> {
+    let ranges = walk(ram, Since::Mapping, 0)?.unwrap_or_default();
+    Ok(Changes { ranges, since: Since::Mapping, next: Since::Mapping })
+}
+
+/// One pass over the memory; `None` when it asks for marks and the memory is not registered for them.
+fn walk(ram: &Ram, since: Since, flags: u64) -> Result<Option<Vec<Range>>, ScanError> {
     let &Ram { pid, start, len } = ram;
     if !start.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || start.checked_add(len).is_none()
     {
@@ -93,21 +157,26 @@ pub fn scan(ram: &Ram) -> Result<Vec<Range>, ScanError> {
     }
     let pagemap =
         File::open(format!("/proc/{pid}/pagemap")).map_err(|source| ScanError::Open { pid, source })?;
+    let unwanted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+    let wanted = match since {
+        Since::Mapping => 0,
+        Since::Mark => PAGE_IS_WRITTEN,
+    };
     let mut regions = vec![Region::default(); REGIONS];
     let mut ranges: Vec<Range> = Vec::new();
     let mut at = start;
     while at < start + len {
         let mut arguments = Arguments {
             size: size_of::<Arguments>() as u64,
-            flags: 0,
+            flags,
             start: at,
             end: start + len,
             walk_end: 0,
             vec: regions.as_mut_ptr() as u64,
             vec_len: regions.len() as u64,
             max_pages: 0,
-            category_inverted: PAGE_IS_FILE | PAGE_IS_PFNZERO,
-            category_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+            category_inverted: unwanted,
+            category_mask: unwanted | wanted,
             category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
             return_mask: PAGE_IS_PRESENT,
         };
@@ -116,8 +185,9 @@ pub fn scan(ram: &Ram) -> Result<Vec<Range>, ScanError> {
         let found = unsafe { ioctl::pagemap_scan(pagemap.as_fd().as_raw_fd(), &mut arguments) };
         let found = match found {
             Ok(found) => found as usize,
-            Err(Errno::EINTR) => continue,
+            Err(Errno::EPERM) if flags & PM_SCAN_CHECK_WPASYNC != 0 => return Ok(None),
             Err(Errno::ENOTTY) => return Err(ScanError::Unsupported),
+            // Never tried again: pages may have been marked without being told of.
             Err(source) => return Err(ScanError::Scan { pid, source }),
         };
         for region in &regions[..found.min(REGIONS)] {
@@ -129,7 +199,7 @@ pub fn scan(ram: &Ram) -> Result<Vec<Range>, ScanError> {
         }
         at = arguments.walk_end;
     }
-    Ok(ranges)
+    Ok(Some(ranges))
 }
 
 /// Adds a region. One that a call ended in may be told again by the next call, for `walk_end` can lie before it.
@@ -163,11 +233,15 @@ mod tests {
     #[test]
     fn what_is_no_memory_is_refused() {
         let pid = std::process::id();
-        assert!(matches!(scan(&Ram { pid, start: 1, len: 4096 }), Err(ScanError::Unaligned { .. })));
-        assert!(matches!(scan(&Ram { pid, start: 4096, len: 1 }), Err(ScanError::Unaligned { .. })));
-        assert!(matches!(scan(&Ram { pid, start: 1 << 63, len: 1 << 63 }), Err(ScanError::Unaligned { .. })));
+        let scan_all = |ram: Ram| scan(&ram, Since::Mapping);
+        assert!(matches!(scan_all(Ram { pid, start: 1, len: 4096 }), Err(ScanError::Unaligned { .. })));
+        assert!(matches!(scan_all(Ram { pid, start: 4096, len: 1 }), Err(ScanError::Unaligned { .. })));
+        assert!(matches!(
+            scan_all(Ram { pid, start: 1 << 63, len: 1 << 63 }),
+            Err(ScanError::Unaligned { .. })
+        ));
         // Larger than any process id that Linux gives out.
         let nobody = Ram { pid: 1 << 23, start: 4096, len: 4096 };
-        assert!(matches!(scan(&nobody), Err(ScanError::Open { .. })));
+        assert!(matches!(scan_all(nobody), Err(ScanError::Open { .. })));
     }
 }

@@ -4,10 +4,11 @@
 //! the guest is to go on, its vCPUs do so then; only afterwards are the copied pages written. A checkpoint is returned when all
 //! of its layers and its manifest are durable.
 //!
-//! What changed is counted from the launch: the new memory stack is the launch's stack and one layer, however often
-//! the sandbox was captured in between. The disks' stacks grow by the uppers that were sealed.
+//! What changed is counted from the capture before, where that is known ([`memory`]), else from the launch: the new memory stack
+//! is that one's and one layer. The disks' stacks grow by the uppers that were sealed.
 
 mod compact;
+mod memory;
 mod take;
 
 use std::{
@@ -16,7 +17,7 @@ use std::{
 };
 
 use aenv_types::{
-    Checkpoint, CheckpointId, EngineStamp, LayerName, LayerRef, Lineage, MemoryImage, Origin, VmState,
+    Checkpoint, CheckpointId, EngineStamp, LayerName, LayerRef, Lineage, Origin, VmState,
     checkpoint::CHECKPOINT_FORMAT,
 };
 
@@ -104,15 +105,19 @@ async fn steps(
     let notes =
         seals.iter().map(|seal| note(&record.id, record.generation, &seal_note(&seal.drive), &seal.layer));
     let notes: Result<Vec<_>, _> = notes.map(|note| note.map(Change::Note)).collect();
-    node.journal.commit(notes?, Survives::Crash).await?;
-    let memory = NewBlob::new(node, held);
-    let targets = take::Targets { state: beside, memory: &memory.path };
+    let mut changes = notes?;
+    let launched = record.launched.as_mut().ok_or_else(|| not_running(&record.id))?;
+    let known = memory::Known::take(launched, shot);
+    changes.push(Change::Put(Box::new(record.clone())));
+    node.journal.commit(changes, Survives::Crash).await?;
+    let blob = NewBlob::new(node, held);
+    let plan = take::Plan { seals: &seals, state: beside, memory: &blob.path, since: known.since() };
 
     let stopped = std::time::Instant::now();
     generation.vm.pause().await.map_err(engine_error)?;
     let created_at = chrono::Utc::now();
     node.crash.pass("capture.stopped").await;
-    let taken = take::take(node, record, generation, &seals, shot, targets).await;
+    let taken = take::take(node, record, generation, shot, plan).await;
     node.crash.pass("capture.sealed").await;
     if shot.after == After::GoOn {
         generation.vm.resume().await.map_err(engine_error)?;
@@ -125,27 +130,27 @@ async fn steps(
     changes.push(Change::Put(Box::new(record.clone())));
     node.journal.commit(changes, Survives::Crash).await?;
 
-    let (vm_state, memory) = match taken? {
+    let (vm_state, diff) = match taken? {
         None => (None, None),
         Some(taken) => {
+            let (since, next) = (taken.since(), taken.next());
             let (written, kept) = tokio::join!(taken.write(), state.keep(beside.to_owned()));
             let size = written
                 .map_err(|error| SandboxError::internal("guest memory could not be written", error))?;
-            (Some(kept?), Some(LayerRef { name: memory.name, size }))
+            let layer = LayerRef { name: blob.name, size };
+            (Some(kept?), Some(memory::Diff { layer, since, next }))
         }
     };
     node.crash.pass("capture.written").await;
 
     let launched = record.launched.as_mut().ok_or_else(|| not_running(&record.id))?;
     let disks = compact::disks(node, launched, held).await?;
-    let memory = match memory {
+    let cold = launched.cold;
+    let memory = match diff {
         None => None,
-        Some(diff) => {
-            let size = record.shape.memory_bytes();
-            let layers = launched.memory.iter().copied().chain([diff]).collect();
-            Some(MemoryImage { size, layers: compact::memory(node, layers, held).await? })
-        }
+        Some(diff) => Some(memory::stack(node, record, known, diff, held).await?),
     };
+    node.crash.pass("capture.recorded").await;
     let mut guest = base.guest.clone();
     guest.env.extend(record.env.clone());
     let checkpoint = Checkpoint {
@@ -153,7 +158,7 @@ async fn steps(
         id: shot.id.clone(),
         created_at,
         shape: record.shape,
-        engine: memory.is_some().then(|| stamp(node, base, launched.cold)),
+        engine: memory.is_some().then(|| stamp(node, base, cold)),
         vm_state,
         memory,
         disks,

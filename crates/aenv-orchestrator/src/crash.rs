@@ -7,7 +7,7 @@
 pub const CRASH_VARIABLE: &str = "AENV_CRASH_POINT";
 
 /// Every point, in the order in which a sandbox meets them.
-pub const CRASH_POINTS: [&str; 32] = [
+pub const CRASH_POINTS: [&str; 33] = [
     "create.noted",
     "launch.slot",
     "launch.exports",
@@ -23,6 +23,7 @@ pub const CRASH_POINTS: [&str; 32] = [
     "capture.sealed",
     "capture.resumed",
     "capture.written",
+    "capture.recorded",
     "capture.manifest",
     "pause.noted",
     "pause.captured",

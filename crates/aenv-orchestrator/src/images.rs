@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_layer::Layer;
-use aenv_memory::{BufferPool, DEFAULT_BUFFER, Ram, Snapshot, capture_stopped};
+use aenv_memory::{BufferPool, CaptureReport, DEFAULT_BUFFER, Ram, Since, Snapshot, capture_stopped};
 use aenv_vmm::RamMapping;
 use async_trait::async_trait;
 
@@ -34,15 +34,16 @@ impl Images for LayerImages {
         ram: RamMapping,
         target: PathBuf,
         after: After,
+        since: Since,
     ) -> Result<Box<dyn TakenMemory>, String> {
         let pid = u32::try_from(ram.pid).map_err(|_| format!("{} is no process id", ram.pid))?;
         let ram = Ram { pid, start: ram.start, len: ram.len };
         if after == After::End {
-            let report = blocking(move || capture_stopped(&ram, &target)).await?;
-            return Ok(Box::new(Written(report.bytes)));
+            let report = blocking(move || capture_stopped(&ram, &target, since)).await?;
+            return Ok(Box::new(Written(report)));
         }
         let buffer = self.buffers.get().map_err(|error| format!("no buffer for guest memory: {error}"))?;
-        let snapshot = blocking(move || Snapshot::take(&ram, buffer, &target)).await?;
+        let snapshot = blocking(move || Snapshot::take(&ram, buffer, &target, since)).await?;
         Ok(Box::new(Buffered(snapshot)))
     }
 
@@ -62,12 +63,20 @@ impl Images for LayerImages {
 }
 
 /// A layer that was written while the vCPUs stood still.
-struct Written(u64);
+struct Written(CaptureReport);
 
 #[async_trait]
 impl TakenMemory for Written {
+    fn since(&self) -> Since {
+        self.0.since
+    }
+
+    fn next(&self) -> Since {
+        self.0.next
+    }
+
     async fn write(self: Box<Self>) -> Result<u64, String> {
-        Ok(self.0)
+        Ok(self.0.bytes)
     }
 }
 
@@ -76,6 +85,14 @@ struct Buffered(Snapshot);
 
 #[async_trait]
 impl TakenMemory for Buffered {
+    fn since(&self) -> Since {
+        self.0.report().since
+    }
+
+    fn next(&self) -> Since {
+        self.0.report().next
+    }
+
     async fn write(self: Box<Self>) -> Result<u64, String> {
         let report = blocking(move || self.0.write()).await?;
         Ok(report.bytes)

@@ -251,7 +251,7 @@ fn launched(checkpoint: &Checkpoint, record: &Record, cold: bool) -> Launched {
     let disks = checkpoint.disks.iter().enumerate();
     let disks =
         disks.map(|(index, disk)| DiskImage { size: disk_size(record.shape, index, disk), ..disk.clone() });
-    Launched { cold, memory, disks: disks.collect() }
+    Launched { cold, memory, captured: None, disks: disks.collect() }
 }
 
 /// The root disk may be larger than what it was captured with, when the machine boots.

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_envd_api::InitRequest;
+use aenv_memory::Since;
 use aenv_types::{Dial, Token};
 use aenv_vmm::RamMapping;
 use async_trait::async_trait;
@@ -58,13 +59,15 @@ pub(crate) trait GuestAgent: Send + Sync {
 /// Memory of running guests, and stacks of layers.
 #[async_trait]
 pub(crate) trait Images: Send + Sync {
-    /// Takes what changed since the launch, with the vCPUs stopped; the layer will be at `target`. If the guest is to go on, it
-    /// may do so as soon as this returns.
+    /// Takes what changed, with the vCPUs stopped; the layer will be at `target`. If the guest is to go on, it may do so as soon
+    /// as this returns, and what was taken is marked. `since` may only be [`Since::Mark`] if all that was taken with the marks was
+    /// kept.
     async fn take(
         &self,
         ram: RamMapping,
         target: PathBuf,
         after: After,
+        since: Since,
     ) -> Result<Box<dyn TakenMemory>, String>;
 
     /// Merges adjacent layers of a stack, base first, into one at `target`, durable; returns its size.
@@ -77,6 +80,12 @@ pub(crate) trait Images: Send + Sync {
 /// Changed pages that were taken.
 #[async_trait]
 pub(crate) trait TakenMemory: Send {
+    /// What it holds: changes since then.
+    fn since(&self) -> Since;
+
+    /// From when on the next capture can count, if this one is kept.
+    fn next(&self) -> Since;
+
     /// Makes the layer durable; returns its size.
     async fn write(self: Box<Self>) -> Result<u64, String>;
 }

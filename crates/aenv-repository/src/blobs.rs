@@ -181,8 +181,10 @@ pub(crate) async fn link_locally(
     }
     blocking(move || {
         match fs::hard_link(&from, &to) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => sync_folder_of(&to),
+            // Most are there from the commit before. One that a power failure takes is fetched again.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => sync_folder_of(&to),
         }
         .map_err(store_error(format!("linking {}", to.display())))
     })

@@ -11,6 +11,7 @@ use aenv_types::{Checkpoint, CheckpointId, Digest, Home, LayerName, TeamId, chec
 use chrono::{DateTime, Utc};
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use uuid::Uuid;
@@ -23,6 +24,8 @@ use crate::{
 
 /// Blobs of one commit or fetch that are under way at the same time.
 const BLOBS_AT_ONCE: usize = 4;
+/// Digests of local layers that are remembered, at some 100 bytes each.
+const KNOWN_DIGESTS: usize = 50_000;
 /// A commit waits this long for a garbage collection that is deleting; those stop by themselves before.
 const COLLECTION_LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -134,6 +137,8 @@ pub struct Repository {
     pub(crate) opened: Opened,
     home: Home,
     layers: Layers,
+    /// Of local layers that were hashed: they never change, and each checkpoint of a sandbox names those of the one before.
+    known: Arc<Mutex<HashMap<LayerName, Digest>>>,
 }
 
 /// How the layers of a checkpoint come to a node.
@@ -197,7 +202,7 @@ impl Repository {
             }
         };
         documents::parse::<Marker>("the repository", &bytes, layout::FORMAT)?;
-        Ok(Self { opened, home, layers: Layers::Whole })
+        Ok(Self { opened, home, layers: Layers::Whole, known: Arc::default() })
     }
 
     /// The same repository, whose fetches bring layers in this way.
@@ -273,18 +278,29 @@ impl Repository {
         let hashed = named.into_iter().map(|(name, size)| async move {
             let digest = match name {
                 LayerName::Digest(digest) => digest,
-                LayerName::Local(_) => {
-                    let (digest, found) = blobs::hash(self.home.layer(&name)).await?;
-                    if found != size {
-                        let message = format!("the file has {found} bytes, the checkpoint says {size}");
-                        return Err(RepositoryError::Corrupt { what: format!("layer {name}"), message });
-                    }
-                    digest
-                }
+                LayerName::Local(_) => self.digest(name, size).await?,
             };
             Ok(Part { name, size, digest })
         });
         stream::iter(hashed.collect::<Vec<_>>()).buffer_unordered(BLOBS_AT_ONCE).try_collect().await
+    }
+
+    /// The digest of a local layer, computed once.
+    async fn digest(&self, name: LayerName, size: u64) -> Result<Digest, RepositoryError> {
+        if let Some(digest) = self.known.lock().get(&name) {
+            return Ok(*digest);
+        }
+        let (digest, found) = blobs::hash(self.home.layer(&name)).await?;
+        if found != size {
+            let message = format!("the file has {found} bytes, the checkpoint says {size}");
+            return Err(RepositoryError::Corrupt { what: format!("layer {name}"), message });
+        }
+        let mut known = self.known.lock();
+        if known.len() >= KNOWN_DIGESTS {
+            known.clear();
+        }
+        known.insert(name, digest);
+        Ok(digest)
     }
 
     /// Reads a manifest.

@@ -365,6 +365,21 @@ async fn a_damaged_local_layer_is_not_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_many_checkpoints_name_is_read_once() {
+    let (store, node) = (Store::posix(), Node::new());
+    let repository = store.open(&node).await;
+    let layer = node.layer(b"first");
+    let committed = repository.commit(&node.checkpoint(vec![layer])).await.unwrap();
+    // Nobody writes to a layer; here it shows that its bytes are not looked at again.
+    let path = node.home.layer(&layer.name);
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, b"other").unwrap();
+    let again = repository.commit(&node.checkpoint(vec![layer, node.layer(b"second")])).await.unwrap();
+    assert_eq!(again.disks[0].layers[0], committed.disks[0].layers[0]);
+    assert_eq!(again.disks[0].layers[1].name, LayerName::Digest(Digest::of(b"second")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn newer_formats_are_refused() {
     let (store, node) = (Store::posix(), Node::new());
     let repository = store.open(&node).await;

@@ -1,6 +1,6 @@
 //! `aenv-server doctor`: what this host can do, what is missing, and the command that mends it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aenv_types::Home;
 use aenv_vmm::choose;
@@ -55,6 +55,7 @@ pub async fn examine(config: &Config) -> Vec<Finding> {
         Ok(path) => finding("blockd", Verdict::Ok, path.display().to_string(), ""),
         Err(error) => finding("blockd", Verdict::Missing, error.to_string(), "make build"),
     });
+    findings.push(tracking(node::tracker()));
     for (program, package) in [("nft", "nftables"), ("mkfs.ext4", "e2fsprogs")] {
         findings.push(match in_path(program) {
             true => finding("programs", Verdict::Ok, program, ""),
@@ -114,6 +115,15 @@ fn exports() -> Finding {
             finding("exports", Verdict::Ok, format!("FUSE: {why}"), "")
         }
         (_, false) => finding("exports", Verdict::Missing, "/dev/fuse does not exist", "modprobe fuse"),
+    }
+}
+
+fn tracking(library: Option<PathBuf>) -> Finding {
+    let without = "libaenv_track.so does not lie beside the server, in a path without spaces and colons: each capture of a \
+                   sandbox costs all that it changed since its launch";
+    match library {
+        Some(path) => finding("tracking", Verdict::Ok, path.display().to_string(), ""),
+        None => finding("tracking", Verdict::Warning, without, "make build"),
     }
 }
 

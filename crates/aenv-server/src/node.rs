@@ -94,6 +94,7 @@ pub fn qemu(config: &Config, home: &Home) -> Qemu {
     if let Some(warm) = config.qemu.warm {
         settings.warm = usize::try_from(warm).unwrap_or(usize::MAX);
     }
+    settings.tracker = tracker();
     settings.virtualization = match config.virtualization_mode.as_str() {
         "kvm" => VirtualizationSetting::Only(Virtualization::Kvm),
         "pvm" => VirtualizationSetting::Only(Virtualization::Pvm),
@@ -136,6 +137,14 @@ pub fn blockd_binary(config: &Config) -> anyhow::Result<PathBuf> {
         bail!("{} does not exist; set blockd.binary_path", beside.display());
     }
     Ok(beside)
+}
+
+/// The library beside the server that is loaded into VMMs, so that a capture costs what changed since the one before. The dynamic
+/// linker takes no path with a space or a colon.
+pub fn tracker() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.with_file_name("libaenv_track.so");
+    let fits = beside.exists() && !beside.to_string_lossy().contains([' ', ':']);
+    fits.then_some(beside)
 }
 
 /// Network settings of this configuration.

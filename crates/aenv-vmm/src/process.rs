@@ -1,7 +1,7 @@
 //! VMM processes: started detached, watched through a pidfd, found again by pid and start time.
 //!
 //! A VMM belongs to the node, not to the server: it has its own session, no pipe to the server that it could block on or
-//! die with, and an environment that holds nothing but the mark of its owner.
+//! die with, and an environment that holds nothing but the mark of its owner and what is preloaded.
 
 use std::{
     ffi::CString,
@@ -36,6 +36,8 @@ pub(crate) struct Start<'a> {
     pub(crate) program: &'a Path,
     pub(crate) arguments: Vec<String>,
     pub(crate) owner: &'a Path,
+    /// A library that is loaded into it before its own.
+    pub(crate) preload: Option<&'a Path>,
     /// Namespace to start it in.
     pub(crate) netns: BorrowedFd<'a>,
     /// Descriptors that it keeps, under the same numbers.
@@ -62,6 +64,9 @@ impl Process {
         let copy = || log.try_clone().map(Stdio::from);
         let mut command = Command::new(start.program);
         command.args(&start.arguments).current_dir("/").env_clear().env(OWNER, start.owner);
+        if let Some(library) = start.preload {
+            command.env("LD_PRELOAD", library);
+        }
         command.stdin(Stdio::null());
         command.stdout(copy().map_err(|e| failed("open its log", e))?);
         command.stderr(copy().map_err(|e| failed("open its log", e))?);
@@ -210,6 +215,7 @@ mod tests {
             program: Path::new("/bin/busybox"),
             arguments: script.iter().map(|s| (*s).to_owned()).collect(),
             owner: folder,
+            preload: None,
             netns: netns.as_fd(),
             keep: Vec::new(),
             log: &folder.join("log"),

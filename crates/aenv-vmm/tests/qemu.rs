@@ -4,15 +4,25 @@
 mod suite;
 mod support;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-use aenv_vmm::{Engine, Qemu, QemuConfig};
+use aenv_vmm::{Engine, Qemu, QemuConfig, VmRecord};
 use support::{Bench, Runtime, SHAPE};
 
 const SOON: Duration = Duration::from_secs(60);
 
-fn engine(runtime: &std::path::Path, warm: usize) -> Qemu {
-    Qemu::new(QemuConfig { warm, ..QemuConfig::new(runtime) })
+fn engine(runtime: &Path, warm: usize) -> Qemu {
+    // Built beside the tests, because this crate's tests depend on the crate `aenv-track`.
+    let tracker = std::env::current_exe().unwrap().with_file_name("libaenv_track.so");
+    assert!(tracker.exists());
+    Qemu::new(QemuConfig { warm, tracker: Some(tracker), ..QemuConfig::new(runtime) })
+}
+
+/// Whether what guests write can be kept account of.
+fn is_tracked(record: &VmRecord) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", record.pid)).unwrap().flatten();
+    let mut links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    links.any(|link| link == Path::new("anon_inode:[userfaultfd]"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,6 +57,7 @@ async fn a_second_run_of_the_server_sweeps_what_the_first_one_left() {
 
     // QEMU talks to one server at a time: the first one has to be gone.
     let record = kept_vm.record();
+    assert!(is_tracked(&record));
     drop(kept_vm);
     let second = engine(runtime.path(), 0);
     let keep = std::slice::from_ref(&record);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use aenv_blockd::Sealed;
+use aenv_memory::Since;
 use aenv_types::{LayerName, LayerRef};
 use futures::future::join_all;
 
@@ -27,12 +28,15 @@ pub(super) struct Seal {
     path: PathBuf,
 }
 
-/// Where things go.
-pub(super) struct Targets<'a> {
+/// What is taken, and where it goes.
+pub(super) struct Plan<'a> {
+    pub seals: &'a [Seal],
     /// The vm state, beside its final name.
     pub state: &'a Path,
     /// The layer of changed pages.
     pub memory: &'a Path,
+    /// Changes of when it holds, where that can be told.
+    pub since: Since,
 }
 
 /// One seal for each disk.
@@ -56,27 +60,26 @@ pub(super) async fn take(
     node: &Node,
     record: &mut Record,
     generation: &Generation,
-    seals: &[Seal],
     shot: &Shot,
-    targets: Targets<'_>,
+    plan: Plan<'_>,
 ) -> Result<Option<Box<dyn TakenMemory>>, SandboxError> {
-    let disks = join_all(seals.iter().map(|seal| node.exports.seal(&seal.export, seal.path.clone())));
+    let disks = join_all(plan.seals.iter().map(|seal| node.exports.seal(&seal.export, seal.path.clone())));
     let vm = Arc::clone(&generation.vm);
     let machine = async {
         if shot.mode == CaptureMode::Filesystem {
             return Ok(None);
         }
-        let state = async { vm.save_state(targets.state).await.map_err(engine_error) };
+        let state = async { vm.save_state(plan.state).await.map_err(engine_error) };
         let memory = async {
             let ram = vm.ram().map_err(engine_error)?;
-            let taken = node.seams.images.take(ram, targets.memory.to_owned(), shot.after).await;
+            let taken = node.seams.images.take(ram, plan.memory.to_owned(), shot.after, plan.since).await;
             taken.map_err(|error| SandboxError::internal("guest memory could not be read", error))
         };
         let (state, memory) = tokio::join!(state, memory);
         state.and(memory).map(Some)
     };
     let (sealed, machine) = tokio::join!(disks, machine);
-    for (seal, outcome) in seals.iter().zip(&sealed) {
+    for (seal, outcome) in plan.seals.iter().zip(&sealed) {
         if let Ok(Sealed { layer: Some(_), size }) = outcome {
             append(record, seal, *size);
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tests::record;
+use crate::{sandbox::Launched, tests::record};
 
 fn note(sandbox: &SandboxId, key: &str) -> Note {
     Note { sandbox: sandbox.clone(), key: key.into(), generation: 3, value: "1".into() }
@@ -37,6 +37,15 @@ async fn many_writers_share_commits_and_lose_nothing() {
         written.unwrap();
     }
     assert_eq!(Journal::open(&path).unwrap().1.records.len(), 200);
+}
+
+#[test]
+fn a_record_of_before_captures_were_counted_from_each_other_is_read() {
+    let launched = Launched { cold: true, memory: Vec::new(), captured: None, disks: Vec::new() };
+    let record = Record { launched: Some(launched), ..record() };
+    let mut value = serde_json::to_value(&record).unwrap();
+    value["launched"].as_object_mut().unwrap().remove("captured").unwrap();
+    assert_eq!(serde_json::from_value::<Record>(value).unwrap(), record);
 }
 
 #[test]

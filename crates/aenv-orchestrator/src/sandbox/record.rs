@@ -64,8 +64,11 @@ pub(crate) struct Record {
 pub(crate) struct Launched {
     /// It was booted, not continued: memory began as zeros.
     pub cold: bool,
-    /// Memory layers beneath the private mapping. A capture adds one diff of all that changed since the launch.
+    /// Memory layers beneath the private mapping. A capture that counts from the launch adds one of all that changed since.
     pub memory: Vec<LayerRef>,
+    /// Memory as of the last capture, if all that was written after it, and no more, is told by the marks of that capture.
+    #[serde(default)]
+    pub captured: Option<Vec<LayerRef>>,
     /// Layers of each disk, those included that were sealed since the launch.
     pub disks: Vec<DiskImage>,
 }
@@ -186,12 +189,13 @@ impl Record {
         std::iter::once(&self.checkpoint).chain(other)
     }
 
-    /// Layers that run, whether or not a manifest names them.
+    /// Layers that run or that the next capture builds on, whether or not a manifest names them.
     pub(crate) fn launched_layers(&self) -> impl Iterator<Item = LayerName> {
         let launched = self.launched.iter();
         launched.flat_map(|launched| {
             let disks = launched.disks.iter().flat_map(|disk| &disk.layers);
-            launched.memory.iter().chain(disks).map(|layer| layer.name)
+            let captured = launched.captured.iter().flatten();
+            launched.memory.iter().chain(captured).chain(disks).map(|layer| layer.name)
         })
     }
 }

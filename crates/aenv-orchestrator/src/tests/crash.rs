@@ -171,7 +171,10 @@ fn check(scene: &Scene, verb: Verb, point: &str, before: &Before) {
             _ => &[(2, 2)],
         };
         assert!(expected.contains(&(memory, disk)), "{at}: memory {memory}, disk {disk}");
-        // And it is whole: it can be written to, paused and resumed.
+        // And it is whole: what it holds is captured, and it can be written to, paused and resumed.
+        node.pause(&team(), id, PauseMode::Full).await.unwrap();
+        node.resume(&team(), id, Timeout::Set(LONG), PauseMode::Full).await.unwrap();
+        assert_eq!(scene.world.values(id), Some((memory, disk)), "{at}");
         scene.world.write(id, 3);
         node.pause(&team(), id, PauseMode::Full).await.unwrap();
         node.resume(&team(), id, Timeout::Set(LONG), PauseMode::Full).await.unwrap();

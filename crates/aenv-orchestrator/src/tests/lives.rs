@@ -258,7 +258,7 @@ async fn a_filesystem_pause_keeps_the_disk_and_boots() {
 }
 
 #[tokio::test]
-async fn captures_build_on_the_launch_and_disks_accumulate() {
+async fn captures_build_on_each_other_and_disks_accumulate() {
     let scene = Scene::new();
     let node = scene.start().await.unwrap();
     let id = node.create(scene.request(LONG)).await.unwrap().id;
@@ -269,7 +269,7 @@ async fn captures_build_on_the_launch_and_disks_accumulate() {
         assert_eq!(scene.world.values(&id), Some((value, value)), "the source goes on");
     }
     for (index, checkpoint) in taken.iter().enumerate() {
-        assert_eq!(checkpoint.memory.as_ref().unwrap().layers.len(), 1);
+        assert_eq!(checkpoint.memory.as_ref().unwrap().layers.len(), index + 1);
         assert_eq!(checkpoint.disks[0].layers.len(), index + 2);
         assert_eq!(checkpoint.guest.env["K"], "V");
     }
@@ -283,6 +283,61 @@ async fn captures_build_on_the_launch_and_disks_accumulate() {
     assert_eq!(scene.world.values(&other), Some((2, 2)));
     let foreign = node.rollback(&team(), &other, Arc::new(taken[0].clone())).await;
     assert!(matches!(foreign, Err(SandboxError::Invalid(_))));
+}
+
+#[tokio::test]
+async fn after_a_capture_that_failed_the_next_one_counts_from_the_launch() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    let home = scene.home();
+    let layers = |taken: &Checkpoint| {
+        let layers = &taken.memory.as_ref().unwrap().layers;
+        layers
+            .iter()
+            .map(|layer| std::fs::read_to_string(home.layer(&layer.name)).unwrap())
+            .collect::<Vec<_>>()
+    };
+    for failing in 0.. {
+        scene.world.write(&id, 10 + u64::from(failing));
+        let before = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+        let written = 100 + u64::from(failing);
+        scene.world.write(&id, written);
+        // Each operation of a capture in turn.
+        scene.world.state.lock().fail_in = Some(failing);
+        let failed = node.capture(&team(), &id, PauseMode::Full).await.is_err();
+        let unused = scene.world.state.lock().fail_in.take();
+        assert_eq!(failed, unused.is_none());
+        let after = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+        let lost = "the layer of what was written is in none of the stacks";
+        assert_eq!(layers(&after).iter().rfind(|text| !text.is_empty()).expect(lost), &written.to_string());
+        if !failed {
+            assert_eq!(layers(&after).len(), layers(&before).len() + 2);
+            assert_eq!(layers(&after).last().unwrap(), "", "nothing was written since the last one");
+            assert!(failing > 3, "a capture has {failing} operations");
+            break;
+        }
+        let request = CreateRequest { checkpoint: Arc::new(after), ..scene.request(LONG) };
+        let other = node.create(request).await.unwrap().id;
+        assert_eq!(scene.world.values(&other), Some((written, written)));
+        node.kill(&team(), &other).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_the_next_capture_builds_on_stays() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    scene.world.write(&id, 1);
+    // A fork whose child is gone: its checkpoint is nobody's.
+    let [Ok(child)] = &node.fork(&team(), &id, 1, LONG).await.unwrap()[..] else { panic!("no child") };
+    node.kill(&team(), &child.id).await.unwrap();
+    // The sealed disk and the memory stay; the vm state goes.
+    until(|| scene.local_layers() == 2).await;
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    resume(&node, &id).await.unwrap();
+    assert_eq!(scene.world.values(&id), Some((1, 1)));
 }
 
 #[tokio::test]
@@ -330,8 +385,8 @@ async fn a_fork_launches_children_with_identities_of_their_own() {
         node.kill(&team(), id).await.unwrap();
     }
     ids.clear();
-    // The source still runs on the sealed disk layer; memory and vm state of the fork are gone.
-    until(|| scene.local_layers() == 1).await;
+    // The source still runs on the sealed disk layer, and its next capture builds on this memory; the vm state is gone.
+    until(|| scene.local_layers() == 2).await;
     assert_eq!(scene.world.values(&source.id), Some((10, 10)));
 }
 

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use aenv_types::SandboxId;
 use proptest::prelude::*;
 
-use super::lives::{LONG, Scene, team};
-use crate::{Orchestrator, PauseMode, SandboxState, Timeout};
+use super::{
+    lives::{LONG, Scene, team},
+    world::value,
+};
+use crate::{Orchestrator, PauseMode, SandboxState, Timeout, launch::files};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -83,8 +86,13 @@ async fn take(scene: &Scene, node: &Orchestrator, model: &mut Model, step: Step)
         Step::Capture(which) => {
             let Some(id) = pick(model, which) else { return };
             if let Ok(checkpoint) = node.capture(&team, &id, PauseMode::Full).await {
-                let files = checkpoint.layers().all(|layer| scene.home().layer(&layer.name).exists());
-                assert!(files, "a layer of a captured checkpoint is missing");
+                let there = checkpoint.layers().all(|layer| scene.home().layer(&layer.name).exists());
+                assert!(there, "a layer of a captured checkpoint is missing");
+                // One of a sandbox that is paused without its memory has none.
+                if let Some(memory) = &checkpoint.memory {
+                    let remembered = value(&files(&scene.home(), &memory.layers)).unwrap();
+                    assert_eq!(remembered, model[&id].1, "the memory of a captured checkpoint");
+                }
             }
         }
         Step::Fork(which) => {

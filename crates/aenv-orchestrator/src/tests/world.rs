@@ -10,6 +10,7 @@ use std::{
 
 use aenv_blockd::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
 use aenv_envd_api::InitRequest;
+use aenv_memory::Since;
 use aenv_net::{Network, NetworkError, Slot, SlotRecord};
 use aenv_types::{
     Dial, DialFuture, Digest, EgressPolicy, EngineKind, EngineStamp, SandboxId, Token, Virtualization,
@@ -74,6 +75,8 @@ pub(super) struct Guest {
     pub running: bool,
     /// What it remembers.
     pub memory: u64,
+    /// Whether it was written to since it was marked; before the first mark, whether a mark can tell nothing.
+    pub written: bool,
     pub token: Option<String>,
     pub inits: Vec<String>,
     pub exited: watch::Sender<Option<String>>,
@@ -115,7 +118,8 @@ impl World {
     pub fn write(&self, id: &SandboxId, value: u64) {
         let mut state = self.state.lock();
         let guest = state.vms.values_mut().find(|guest| guest.spec.sandbox == *id && guest.running);
-        guest.expect("the guest runs").memory = value;
+        let guest = guest.expect("the guest runs");
+        (guest.memory, guest.written) = (value, true);
         let disk = state.disks.get_mut(&format!("{id}-root")).expect("the disk is shown");
         (disk.value, disk.dirty) = (value, true);
     }
@@ -145,18 +149,30 @@ impl World {
         state.next += 1;
         let pid = i32::try_from(state.next).unwrap();
         let exited = watch::Sender::new(None);
-        let guest = Guest { spec: spec.clone(), running, memory, token: None, inits: Vec::new(), exited };
+        let spec_of = spec.clone();
+        let guest =
+            Guest { spec: spec_of, running, memory, written: true, token: None, inits: Vec::new(), exited };
         state.vms.insert(pid, guest);
         Box::new(Machine { world: Arc::clone(self), pid, spec })
     }
 }
 
-fn value(layers: &[PathBuf]) -> io::Result<u64> {
-    let mut value = 0;
+/// What layers hold: the topmost one that is not empty counts.
+fn content(layers: &[PathBuf]) -> io::Result<String> {
+    let mut content = String::new();
     for layer in layers {
-        value = std::fs::read_to_string(layer)?.parse().map_err(io::Error::other)?;
+        let text = std::fs::read_to_string(layer)?;
+        content = if text.is_empty() { content } else { text };
     }
-    Ok(value)
+    Ok(content)
+}
+
+/// What a guest remembers whose memory these layers are, or what a disk holds.
+pub(super) fn value(layers: &[PathBuf]) -> io::Result<u64> {
+    match content(layers)?.as_str() {
+        "" => Ok(0),
+        text => text.parse().map_err(io::Error::other),
+    }
 }
 
 struct Machine {
@@ -471,28 +487,61 @@ impl GuestAgent for In {
 
 #[async_trait]
 impl Images for In {
-    async fn take(&self, ram: RamMapping, target: PathBuf, _: After) -> Result<Box<dyn TakenMemory>, String> {
+    async fn take(
+        &self,
+        ram: RamMapping,
+        target: PathBuf,
+        after: After,
+        since: Since,
+    ) -> Result<Box<dyn TakenMemory>, String> {
+        let mut state = self.0.state.lock();
+        let guest = state.vms.get_mut(&ram.pid).ok_or("gone")?;
+        assert!(!guest.running, "memory was taken while the vCPUs ran");
+        let changed = since == Since::Mapping || guest.written;
+        let memory = if changed { guest.memory.to_string() } else { String::new() };
+        let next = match after {
+            After::GoOn => Since::Mark,
+            After::End => Since::Mapping,
+        };
+        // The marks are set, whether or not the rest succeeds.
+        guest.written &= after == After::End;
+        drop(state);
         if self.0.step() {
             return Err("injected".into());
         }
-        let state = self.0.state.lock();
-        let guest = state.vms.get(&ram.pid).ok_or("gone")?;
-        assert!(!guest.running, "memory was taken while the vCPUs ran");
-        Ok(Box::new(Taken(guest.memory, target)))
+        Ok(Box::new(Taken { world: Arc::clone(&self.0), memory, target, since, next }))
     }
     async fn merge(&self, layers: Vec<PathBuf>, target: PathBuf) -> Result<u64, String> {
-        let merged = value(&layers).map_err(|error| error.to_string())?;
-        std::fs::write(target, merged.to_string()).map_err(|error| error.to_string())?;
+        if self.0.step() {
+            return Err("injected".into());
+        }
+        let merged = content(&layers).map_err(|error| error.to_string())?;
+        std::fs::write(target, merged).map_err(|error| error.to_string())?;
         Ok(1)
     }
 }
 
-struct Taken(u64, PathBuf);
+struct Taken {
+    world: Arc<World>,
+    memory: String,
+    target: PathBuf,
+    since: Since,
+    next: Since,
+}
 
 #[async_trait]
 impl TakenMemory for Taken {
+    fn since(&self) -> Since {
+        self.since
+    }
+    fn next(&self) -> Since {
+        self.next
+    }
     async fn write(self: Box<Self>) -> Result<u64, String> {
-        std::fs::write(&self.1, self.0.to_string()).map_err(|error| error.to_string())?;
+        if self.world.step() {
+            return Err("injected".into());
+        }
+        std::fs::write(&self.target, self.memory).map_err(|error| error.to_string())?;
         Ok(1)
     }
 }

@@ -70,6 +70,9 @@ pub struct QemuConfig {
     pub runtime: PathBuf,
     /// Processes that wait for work, for each form of machine that was used lately. 0: none.
     pub warm: usize,
+    /// `libaenv_track.so`, loaded into each process so that a capture can count from the one before. `None`: each counts from the
+    /// launch.
+    pub tracker: Option<PathBuf>,
 }
 
 impl QemuConfig {
@@ -80,6 +83,7 @@ impl QemuConfig {
             virtualization: VirtualizationSetting::Auto,
             runtime: runtime.into(),
             warm: 2,
+            tracker: None,
         }
     }
 }
@@ -102,7 +106,7 @@ struct KernelDigest {
 impl Qemu {
     /// Starts nothing.
     pub fn new(config: QemuConfig) -> Self {
-        let pool = Pool::new(config.binary.clone(), config.runtime.clone(), config.warm);
+        let pool = Pool::new(&config);
         Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: Mutex::default() }
     }
 
@@ -144,8 +148,7 @@ impl Qemu {
         let host = self.host().await?;
         let netns =
             File::open(&spec.netns).map_err(|e| io_error(format!("open {}", spec.netns.display()), e))?;
-        let starter =
-            Starter { binary: &self.config.binary, owner: &self.config.runtime, host, netns: netns.as_fd() };
+        let starter = Starter { config: &self.config, host, netns: netns.as_fd() };
         Prepared::start(&starter, Form::of(spec.shape, &spec.drives), &spec.runtime, boot).await
     }
 

@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::net::UnixStream;
 
 use super::{
+    QemuConfig,
     command::{CommandLine, Form, furnish},
     probe::Host,
     qmp::Qmp,
@@ -78,8 +79,7 @@ impl Drop for Unfinished {
 
 /// What a start needs beside the form.
 pub(crate) struct Starter<'a> {
-    pub(crate) binary: &'a Path,
-    pub(crate) owner: &'a Path,
+    pub(crate) config: &'a QemuConfig,
     pub(crate) host: &'a Host,
     pub(crate) netns: BorrowedFd<'a>,
 }
@@ -106,9 +106,10 @@ impl Prepared {
             boot,
         };
         let process = Process::start(Start {
-            program: starter.binary,
+            program: &starter.config.binary,
             arguments: line.arguments(),
-            owner: starter.owner,
+            owner: &starter.config.runtime,
+            preload: starter.config.tracker.as_deref(),
             netns: starter.netns,
             keep: vec![qmp.listener.as_raw_fd(), console.listener.as_raw_fd()],
             log: &folder.join(sockets::LOG),

@@ -15,6 +15,7 @@ use std::{
 use tokio::sync::OnceCell;
 
 use super::{
+    QemuConfig,
     command::Form,
     prepared::{Prepared, Starter},
     probe::Host,
@@ -28,10 +29,7 @@ pub(crate) const AFTER_LAUNCH: Duration = Duration::from_millis(200);
 const FORMS: usize = 4;
 
 pub(crate) struct Pool {
-    pub(crate) binary: PathBuf,
-    pub(crate) owner: PathBuf,
-    /// Processes to keep for each form.
-    target: usize,
+    config: QemuConfig,
     shelves: Mutex<Vec<Shelf>>,
     filling: tokio::sync::Mutex<()>,
     /// Namespace of processes that wait; they get only a tap of their sandbox's.
@@ -45,11 +43,9 @@ struct Shelf {
 }
 
 impl Pool {
-    pub(crate) fn new(binary: PathBuf, owner: PathBuf, target: usize) -> Self {
+    pub(crate) fn new(config: &QemuConfig) -> Self {
         Self {
-            binary,
-            owner,
-            target,
+            config: config.clone(),
             shelves: Mutex::default(),
             filling: tokio::sync::Mutex::default(),
             empty: OnceCell::new(),
@@ -84,7 +80,7 @@ impl Pool {
 
     /// Starts what is missing of this form, in the background, after `delay`.
     pub(crate) fn refill(self: &Arc<Self>, form: Form, host: Host, delay: Duration) {
-        if self.target == 0 {
+        if self.config.warm == 0 {
             return;
         }
         self.touch(&form);
@@ -114,7 +110,7 @@ impl Pool {
         let netns = self.empty.get_or_try_init(tap::empty_netns).await?;
         let folder = self.folder().join(uuid::Uuid::new_v4().simple().to_string());
         fs::create_dir_all(&folder).map_err(|e| io_error(folder.display().to_string(), e))?;
-        let starter = Starter { binary: &self.binary, owner: &self.owner, host, netns: netns.as_fd() };
+        let starter = Starter { config: &self.config, host, netns: netns.as_fd() };
         let started = Prepared::start(&starter, form.clone(), &folder, None).await;
         if started.is_err() {
             remove(&folder);
@@ -124,7 +120,7 @@ impl Pool {
 
     /// Where processes that wait have their sockets.
     pub(crate) fn folder(&self) -> PathBuf {
-        self.owner.join("warm")
+        self.config.runtime.join("warm")
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Shelf>> {
@@ -136,7 +132,7 @@ async fn fill(pool: Weak<Pool>, form: Form, host: &Host) -> Result<(), EngineErr
     loop {
         let Some(pool) = pool.upgrade() else { return Ok(()) };
         let turn = pool.filling.lock().await;
-        if pool.ready(&form) >= pool.target {
+        if pool.ready(&form) >= pool.config.warm {
             return Ok(());
         }
         let prepared = pool.start(&form, host).await?;
