@@ -474,3 +474,49 @@ async fn a_gibibyte_passes_through_in_little_memory() {
     println!("blockd's memory reached {} MiB", peak / 1024);
     assert!(peak < 100 * 1024, "{peak} kB");
 }
+
+/// Whether a process of this uid, which is in no group, can read the first bytes of a file.
+fn reads(uid: u32, path: &Path) -> bool {
+    use std::os::unix::process::CommandExt;
+    let mut head = Command::new("/usr/bin/head");
+    head.args(["-c", "16"]).arg(path).uid(uid).gid(uid).stderr(std::process::Stdio::null());
+    head.output().unwrap().status.success()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_is_its_owners_and_its_name_keeps_none() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    const ONE: u32 = 1_900_300_001;
+    const OTHER: u32 = 1_900_300_002;
+    let node = Node::start().await;
+    // Otherwise it is the folders above that refuse.
+    fs::set_permissions(node.folder.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let owner = |path: &Path| {
+        let meta = fs::metadata(path).unwrap();
+        (meta.uid(), meta.gid(), meta.mode() & 0o777)
+    };
+    let disk = node.disk("a", MIB, vec![]);
+    let path = node.client.open_disk(disk.clone()).await.unwrap();
+    assert_eq!(owner(&path), (0, 0, 0o600));
+    assert!(!reads(ONE, &path));
+    chown(&path, Some(ONE), Some(ONE)).unwrap();
+    assert_eq!(owner(&path), (ONE, ONE, 0o600));
+    assert!(reads(ONE, &path) && !reads(OTHER, &path));
+    chown(&path, Some(OTHER), Some(OTHER)).unwrap();
+    assert!(!reads(ONE, &path) && reads(OTHER, &path));
+
+    node.client.close_disk("a").await.unwrap();
+    let again = node.client.open_disk(disk).await.unwrap();
+    assert_eq!(again, path);
+    assert_eq!(owner(&again), (0, 0, 0o600));
+    assert!(!reads(ONE, &again) && !reads(OTHER, &again));
+
+    let held = MemoryExport { holder: "a".into(), size: MIB, layers: vec![] };
+    let image = node.client.open_memory(held).await.unwrap();
+    assert!(reads(ONE, &image) && reads(OTHER, &image), "who knows its name may map it");
+    let name = image.file_name().unwrap().to_str().unwrap();
+    assert_eq!(name.len(), 36, "a random name: {name}");
+    use std::os::unix::process::CommandExt;
+    let listed = Command::new("/bin/ls").arg(node.home.exports()).uid(ONE).gid(ONE).output().unwrap();
+    assert!(!listed.status.success() && listed.stdout.is_empty(), "{listed:?}");
+}

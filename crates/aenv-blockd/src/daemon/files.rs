@@ -22,7 +22,7 @@ use tracing::warn;
 use super::{
     bytes,
     mount::MAX_READ,
-    node::{Node, NodeKind},
+    node::{Node, NodeKind, Owner},
     table::{ROOT, Table},
     waiting::Waiting,
 };
@@ -33,7 +33,7 @@ const DISK_NAME_TTL: Duration = Duration::ZERO;
 /// A memory image's name is never used twice, and a launch is faster if the kernel knows it.
 const MEMORY_NAME_TTL: Duration = Duration::from_secs(3600);
 
-/// Nothing about a file changes as long as it lives.
+/// Nothing about a file changes as long as it lives but its owner, and the kernel sees that change: it asks for it.
 const ATTRIBUTE_TTL: Duration = Duration::from_secs(3600);
 
 /// Requests that the kernel may have in flight in the background (readahead, asynchronous I/O).
@@ -84,12 +84,19 @@ impl Files {
     }
 
     fn attributes(&self, node: &Node) -> FileAttr {
-        let perm = if node.kind == NodeKind::ReadOnlyDisk { 0o400 } else { 0o600 };
-        self.attr(node.ino, node.size, FileType::RegularFile, perm)
+        let perm = match node.kind {
+            NodeKind::Disk => 0o600,
+            NodeKind::ReadOnlyDisk => 0o400,
+            // Every VMM of its checkpoint opens it, and QEMU does so for writing. Who knows its name may; it cannot be guessed.
+            NodeKind::Memory => 0o666,
+        };
+        let Owner { uid, gid } = node.owner();
+        FileAttr { uid, gid, ..self.attr(node.ino, node.size, FileType::RegularFile, perm) }
     }
 
+    /// Others than root pass through it to what they know the name of, and cannot list it.
     fn root(&self) -> FileAttr {
-        self.attr(ROOT, 0, FileType::Directory, 0o755)
+        self.attr(ROOT, 0, FileType::Directory, 0o711)
     }
 
     fn attr(&self, ino: u64, size: u64, kind: FileType, perm: u16) -> FileAttr {
@@ -156,14 +163,14 @@ impl Filesystem for Files {
         }
     }
 
-    /// Size is fixed; owners, modes and times are taken and mean nothing.
+    /// Owners of disks are kept; the kernel lets only root change them. Size is fixed; modes and times are taken and mean nothing.
     fn setattr(
         &self,
         _request: &Request,
         ino: INodeNo,
         _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
         size: Option<u64>,
         _atime: Option<TimeOrNow>,
         _mtime: Option<TimeOrNow>,
@@ -177,6 +184,7 @@ impl Filesystem for Files {
     ) {
         match self.table.node(ino.0) {
             Some(node) if size.is_none_or(|size| size == node.size) => {
+                node.give(uid, gid);
                 reply.attr(&ATTRIBUTE_TTL, &self.attributes(&node));
             }
             Some(_) => reply.error(Errno::EPERM),

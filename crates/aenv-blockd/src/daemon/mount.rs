@@ -73,7 +73,8 @@ pub(crate) fn detach(path: &Path) -> Result<(), MountError> {
     Err(MountError::Stale { path: path.to_owned(), source: Errno::EBUSY })
 }
 
-/// Mounts a FUSE file system at `path` and returns the kernel's end of it.
+/// Mounts a FUSE file system at `path` and returns the kernel's end of it. Everybody may use it, within what owners and modes of
+/// its files allow, which the kernel judges.
 pub(crate) fn attach(path: &Path) -> Result<OwnedFd, MountError> {
     fs::create_dir_all(path).map_err(|source| MountError::Folder { path: path.to_owned(), source })?;
     let device = OpenOptions::new()
@@ -82,7 +83,7 @@ pub(crate) fn attach(path: &Path) -> Result<OwnedFd, MountError> {
         .open("/dev/fuse")
         .map_err(|source| MountError::Device { source })?;
     let options = format!(
-        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={MAX_READ}",
+        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={MAX_READ}",
         device.as_raw_fd()
     );
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;

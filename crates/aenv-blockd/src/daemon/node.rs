@@ -23,6 +23,13 @@ pub(crate) enum NodeKind {
     Memory,
 }
 
+/// Who may open a disk besides root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
 /// One file of the mount: an inode number and, as long as it is shown or open, a device.
 pub(crate) struct Node {
     pub(crate) ino: u64,
@@ -31,6 +38,8 @@ pub(crate) struct Node {
     pub(crate) kind: NodeKind,
     /// Serialises writes to parts of one sector.
     pub(crate) partial: Mutex<()>,
+    /// Root's at first, whatever a disk of the same name had: an inode is never another export's.
+    owner: Mutex<Owner>,
     device: RwLock<Option<Arc<dyn BlockDevice>>>,
     opens: AtomicU64,
     complaints: Complaints,
@@ -50,9 +59,31 @@ impl Node {
             size,
             kind,
             partial: Mutex::new(()),
+            owner: Mutex::default(),
             device: RwLock::new(Some(device)),
             opens: AtomicU64::new(0),
             complaints: Complaints::default(),
+        }
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        *self.owner.lock()
+    }
+
+    /// Takes over what is `Some`. A memory image has many users and no owner: it stays root's.
+    pub(crate) fn give(&self, uid: Option<u32>, gid: Option<u32>) {
+        if self.kind == NodeKind::Memory {
+            return;
+        }
+        let mut owner = self.owner.lock();
+        *owner = Owner { uid: uid.unwrap_or(owner.uid), gid: gid.unwrap_or(owner.gid) };
+    }
+
+    /// What logs call it: the name of a memory image is what opens it.
+    fn label(&self) -> String {
+        match self.kind {
+            NodeKind::Memory => format!("memory image {}", self.ino),
+            NodeKind::Disk | NodeKind::ReadOnlyDisk => self.name.clone(),
         }
     }
 
@@ -96,7 +127,7 @@ impl Node {
 
     /// The errno of a failed operation, which is logged here, and only here.
     pub(crate) fn errno(&self, operation: &'static str, failure: &DeviceError) -> fuser::Errno {
-        self.complaints.log(&self.name, operation, failure);
+        self.complaints.log(&self.label(), operation, failure);
         match failure {
             DeviceError::NoSpace => fuser::Errno::ENOSPC,
             DeviceError::ReadOnly => fuser::Errno::EROFS,

@@ -42,9 +42,17 @@ pub(crate) struct LastSeal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageState {
     pub(crate) ino: u64,
+    /// Its file's. A list that an earlier version kept has none.
+    #[serde(default = "memory_name")]
+    pub(crate) name: String,
     pub(crate) size: u64,
     pub(crate) layers: Vec<PathBuf>,
     pub(crate) holders: BTreeSet<String>,
+}
+
+/// A name for the file of a memory image, which cannot be guessed: whoever knows it may open the file.
+pub(crate) fn memory_name() -> String {
+    format!("{}.ram", uuid::Uuid::new_v4().simple())
 }
 
 /// Why the list of exports could not be read.
@@ -101,7 +109,7 @@ impl StateFile {
             return Ok(());
         }
         let covers = self.wanted.load(Ordering::SeqCst);
-        aenv_durable::write(&self.path, &serde_json::to_vec(&current())?)?;
+        aenv_durable::write_private(&self.path, &serde_json::to_vec(&current())?)?;
         *written = covers;
         Ok(())
     }
@@ -124,10 +132,24 @@ mod tests {
                 sealing: Some("/t".into()),
                 last_seal: None,
             }],
-            images: vec![ImageState { ino: 5, size: 4096, layers: vec![], holders: ["h".to_owned()].into() }],
+            images: vec![ImageState {
+                ino: 5,
+                name: memory_name(),
+                size: 4096,
+                layers: vec![],
+                holders: ["h".to_owned()].into(),
+            }],
         };
         file.save(|| state.clone()).unwrap();
         assert_eq!(StateFile::new(folder.path().join("state")).load().unwrap(), state);
+    }
+
+    #[test]
+    fn an_image_of_an_earlier_version_gets_a_name_that_cannot_be_guessed() {
+        let kept = r#"{"ino":5,"size":4096,"layers":[],"holders":[]}"#;
+        let names = [(); 2].map(|()| serde_json::from_str::<ImageState>(kept).unwrap().name);
+        assert_ne!(names[0], names[1]);
+        assert!(names[0].len() == 36 && names[0].ends_with(".ram"), "{}", names[0]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::{
     check,
     node::{Node, NodeKind},
     remotes::layer_file,
-    state::{DiskState, ImageState, LastSeal, LoadStateError, State, StateFile},
+    state::{DiskState, ImageState, LastSeal, LoadStateError, State, StateFile, memory_name},
 };
 use crate::exports::{DiskExport, ExportError, ExportInfo, MemoryExport, Sealed};
 
@@ -160,7 +160,7 @@ impl Table {
         let stamps = stamps(&key.layers)?;
         let device = self.backend.memory(&key.layers, key.size)?;
         let mut inner = self.inner.write();
-        let node = Node::new(kept.ino, memory_name(kept.ino), key.size, NodeKind::Memory, device);
+        let node = Node::new(kept.ino, kept.name, key.size, NodeKind::Memory, device);
         let node = inner.add_node(node);
         for holder in &kept.holders {
             inner.holders.insert(holder.clone(), key.clone());
@@ -225,7 +225,7 @@ impl Table {
         };
         drop(opening);
         self.save()?;
-        info!(holder, image = name, "memory image held");
+        info!(holder, "memory image held");
         Ok(self.mount.join(name))
     }
 
@@ -363,10 +363,7 @@ impl Table {
     /// Takes note that somebody wrote to a memory image. The write was refused, but only after the kernel had put it in its
     /// cached pages, which siblings map: it must read them again.
     pub(crate) fn spoiled(&self, node: &Node) {
-        error!(
-            image = node.name,
-            "a process wrote to a memory image; its siblings get the right pages again"
-        );
+        error!(image = node.ino, "a process wrote to a memory image; its siblings get the right pages again");
         {
             let mut inner = self.inner.write();
             if !inner.spoiled.contains(&node.ino) {
@@ -446,8 +443,7 @@ impl Inner {
             }
             (None, Some(device)) => {
                 let ino = self.take_ino();
-                let node =
-                    self.add_node(Node::new(ino, memory_name(ino), key.size, NodeKind::Memory, device));
+                let node = self.add_node(Node::new(ino, memory_name(), key.size, NodeKind::Memory, device));
                 let image = Image { node, stamps: stamps.to_vec(), holders: BTreeSet::new() };
                 if let Some(before) = self.images.insert(key.clone(), image) {
                     self.names.remove(&before.node.name);
@@ -510,6 +506,7 @@ impl Inner {
         let held = self.images.iter().filter(|(_, image)| !image.holders.is_empty());
         let images = held.map(|(key, image)| ImageState {
             ino: image.node.ino,
+            name: image.node.name.clone(),
             size: key.size,
             layers: key.layers.clone(),
             holders: image.holders.clone(),
@@ -520,10 +517,6 @@ impl Inner {
 
 fn disk_name(name: &str) -> String {
     format!("{name}.disk")
-}
-
-fn memory_name(ino: u64) -> String {
-    format!("{ino}.ram")
 }
 
 fn stamps(layers: &[PathBuf]) -> Result<Vec<Stamp>, ExportError> {
