@@ -47,6 +47,7 @@ pub async fn examine(config: &Config) -> Vec<Finding> {
     let home = node::home(config);
     let mut findings = vec![kernel(), exports(), capabilities()];
     findings.extend(engines(config, &home).await);
+    findings.push(jail(config, &home));
     findings.push(match artifacts::find(&home, config) {
         Ok(found) => finding("guest", Verdict::Ok, format!("kernel {}", found.kernel.display()), ""),
         Err(error) => finding("guest", Verdict::Missing, error.to_string(), "aenv-server setup"),
@@ -84,6 +85,24 @@ async fn engines(config: &Config, home: &Home) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// What is missing for it, the engine has said.
+fn jail(config: &Config, home: &Home) -> Finding {
+    let Some(jail) = node::jail(config, home) else {
+        let text = "VMMs run as root and see the whole host (qemu.jail.enabled = false)";
+        return finding("jail", Verdict::Warning, text, "set qemu.jail.enabled to true");
+    };
+    if !jail.missing().is_empty() {
+        return finding("jail", Verdict::Missing, "VMMs cannot be confined here", "");
+    }
+    let last = u64::from(jail.first_uid) + u64::from(jail.uids) - 1;
+    let text = format!(
+        "each VMM has a uid of its own from {} to {last} and sees only {}",
+        jail.first_uid,
+        jail.root.display()
+    );
+    finding("jail", Verdict::Ok, text, "")
 }
 
 /// PAGEMAP_SCAN came with Linux 6.7.

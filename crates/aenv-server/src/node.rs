@@ -16,7 +16,9 @@ use aenv_remote::{CacheSettings, Remotes};
 use aenv_repository::{Backend, Layers, OssConfig, Repository};
 use aenv_template::Templates;
 use aenv_types::{EngineKind, Home, Token, Virtualization};
-use aenv_vmm::{Engine, EngineReport, EngineSetting, Qemu, QemuConfig, VirtualizationSetting, choose};
+use aenv_vmm::{
+    Engine, EngineReport, EngineSetting, JailConfig, Qemu, QemuConfig, VirtualizationSetting, choose,
+};
 use aenv_volume::{Limits, Volumes};
 use anyhow::{Context, bail};
 
@@ -49,7 +51,7 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     // First, so that a second server touches neither the network nor the exports of the one that runs.
     let lock = HomeLock::take(home)?;
     let artifacts = artifacts::find(home, config)?;
-    let (engine, why) = engine(config, home).await?;
+    let (kind, why) = choose(&reports(config, home).await, engine_setting(config))?;
     tracing::info!(engine = why, "engine chosen");
 
     let blockd = blockd_binary(config)?;
@@ -57,6 +59,7 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     write_remotes(config, home, &backend)?;
     let exports: Arc<dyn Exports> =
         Arc::new(aenv_blockd::launch(home, &blockd).await.context("the data plane cannot be started")?);
+    let engine = engine(kind, config, home)?;
     let secrets = Secrets::open(home)?;
     let network = gated_network(config, home, Arc::new(secrets.clone())).await?;
     let settings = image_settings(config);
@@ -95,6 +98,7 @@ pub fn qemu(config: &Config, home: &Home) -> Qemu {
         settings.warm = usize::try_from(warm).unwrap_or(usize::MAX);
     }
     settings.tracker = tracker();
+    settings.jail = jail(config, home);
     settings.virtualization = match config.virtualization_mode.as_str() {
         "kvm" => VirtualizationSetting::Only(Virtualization::Kvm),
         "pvm" => VirtualizationSetting::Only(Virtualization::Pvm),
@@ -102,6 +106,16 @@ pub fn qemu(config: &Config, home: &Home) -> Qemu {
         _ => VirtualizationSetting::Auto,
     };
     Qemu::new(settings)
+}
+
+/// How VMMs are confined, if they are to be.
+pub fn jail(config: &Config, home: &Home) -> Option<JailConfig> {
+    let settings = &config.qemu.jail;
+    settings.enabled.then(|| JailConfig {
+        root: home.jail(),
+        first_uid: settings.first_uid,
+        uids: settings.uids,
+    })
 }
 
 /// What each engine says of itself.
@@ -118,12 +132,29 @@ pub fn engine_setting(config: &Config) -> EngineSetting {
     }
 }
 
-async fn engine(config: &Config, home: &Home) -> anyhow::Result<(Arc<dyn Engine>, String)> {
-    let (kind, why) = choose(&reports(config, home).await, engine_setting(config))?;
+/// The engine, once blockd serves.
+fn engine(kind: EngineKind, config: &Config, home: &Home) -> anyhow::Result<Arc<dyn Engine>> {
     match kind {
-        EngineKind::Qemu => Ok((Arc::new(qemu(config, home)), why)),
+        EngineKind::Qemu if config.qemu.jail.enabled && !is_mounted(&home.exports()) => {
+            tracing::warn!(
+                exports = %home.exports().display(),
+                "VMMs run as root: the blockd that serves is one of an earlier version and shows its files elsewhere; end it when no \
+                 sandbox runs, then restart the server"
+            );
+            let mut unconfined = config.clone();
+            unconfined.qemu.jail.enabled = false;
+            Ok(Arc::new(qemu(&unconfined, home)))
+        }
+        EngineKind::Qemu => Ok(Arc::new(qemu(config, home))),
         EngineKind::Firecracker => bail!("this build has no Firecracker engine; set engine = \"qemu\""),
     }
+}
+
+fn is_mounted(folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| std::fs::metadata(path).map(|meta| meta.dev()).ok();
+    let beside = folder.parent().and_then(device);
+    device(folder).is_some_and(|own| Some(own) != beside)
 }
 
 /// The configured binary, or the one beside the server.

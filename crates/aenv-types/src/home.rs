@@ -20,7 +20,8 @@ use crate::{CheckpointId, LayerName, SandboxId};
 /// <home>/secrets/                   0700: API key, signing key
 /// <home>/server.lock                one server for each home, with its pid
 /// <runtime>/blockd.sock, blockd.pid
-/// <runtime>/exports/                blockd's FUSE mount
+/// <runtime>/jail/                   0711: all that a VMM sees of the host, see `aenv-vmm`
+/// <runtime>/jail/exports/           blockd's FUSE mount
 /// <runtime>/sandboxes/<id>/         sockets of a running VMM
 /// ```
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ impl Home {
         &self.runtime
     }
 
-    /// Makes every folder (0700 for secrets and volumes, 0755 for the rest) but [`Home::exports`], which blockd makes when it mounts it: what
+    /// Makes every folder (0700 for secrets and volumes, 0711 for the jail, 0755 for the rest) but [`Home::exports`], which blockd makes when it mounts it: what
     /// a dead blockd left mounted there cannot even be looked at.
     pub fn create(&self) -> std::io::Result<()> {
         use std::os::unix::fs::DirBuilderExt;
@@ -61,6 +62,7 @@ impl Home {
             std::fs::create_dir_all(folder)?;
         }
         std::fs::create_dir_all(self.runtime.join("sandboxes"))?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(self.jail())?;
         for private in [self.secrets(), self.volumes()] {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(private)?;
         }
@@ -159,7 +161,12 @@ impl Home {
 
     /// blockd's FUSE mount.
     pub fn exports(&self) -> PathBuf {
-        self.runtime.join("exports")
+        self.jail().join("exports")
+    }
+
+    /// The root folder of VMM processes.
+    pub fn jail(&self) -> PathBuf {
+        self.runtime.join("jail")
     }
 
     /// The lock that keeps a second server off this home.

@@ -7,6 +7,7 @@
 mod cgroup;
 mod choose;
 pub mod engine;
+mod jail;
 mod maps;
 mod process;
 pub mod qemu;
@@ -16,4 +17,5 @@ pub use choose::{EngineSetting, choose};
 pub use engine::{
     BootSpec, Drive, Engine, EngineError, EngineReport, LaunchSpec, Missing, RamMapping, Vm, VmRecord, VmSpec,
 };
+pub use jail::JailConfig;
 pub use qemu::{Qemu, QemuConfig, VirtualizationSetting};

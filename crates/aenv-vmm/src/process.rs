@@ -23,7 +23,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::EngineError;
+use crate::{EngineError, jail};
 
 /// Name of the environment variable by which a VMM's owner (a server's runtime folder) is recognized.
 pub(crate) const OWNER: &str = "AENV_VMM_OWNER";
@@ -42,6 +42,8 @@ pub(crate) struct Start<'a> {
     pub(crate) netns: BorrowedFd<'a>,
     /// Descriptors that it keeps, under the same numbers.
     pub(crate) keep: Vec<RawFd>,
+    /// Whether it will confine itself to the jail.
+    pub(crate) jailed: bool,
     /// Its standard output and error.
     pub(crate) log: &'a Path,
 }
@@ -70,6 +72,10 @@ impl Process {
         command.stdin(Stdio::null());
         command.stdout(copy().map_err(|e| failed("open its log", e))?);
         command.stderr(copy().map_err(|e| failed("open its log", e))?);
+        let jailed = start.jailed;
+        if jailed {
+            command.envs(jail::ENVIRONMENT);
+        }
         let netns = start.netns.as_raw_fd();
         let keep = start.keep;
         // SAFETY: the closure makes system calls only, on descriptors that outlive the spawn; it allocates nothing.
@@ -79,6 +85,9 @@ impl Process {
                     return Err(io::Error::last_os_error());
                 }
                 libc::umask(0o077);
+                if jailed {
+                    jail::restrict()?;
+                }
                 for fd in &keep {
                     if libc::fcntl(*fd, libc::F_SETFD, 0) < 0 {
                         return Err(io::Error::last_os_error());
@@ -218,6 +227,7 @@ mod tests {
             preload: None,
             netns: netns.as_fd(),
             keep: Vec::new(),
+            jailed: false,
             log: &folder.join("log"),
         })
         .unwrap()

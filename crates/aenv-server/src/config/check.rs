@@ -43,10 +43,26 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
             "orchestrator.default_sandbox_timeout_secs must be from 1 to orchestrator.max_sandbox_timeout_secs".to_owned(),
         );
     }
+    check_jail(config)?;
     check_standby(config)?;
     check_ranges(config)?;
     check_backend(config)?;
     check_not_here(config)
+}
+
+/// Below 65536 are the host's own users, and the last uid is none.
+fn check_jail(config: &Config) -> Result<(), ConfigError> {
+    let jail = &config.qemu.jail;
+    let end = u64::from(jail.first_uid) + u64::from(jail.uids);
+    if jail.first_uid < 65_536 || jail.uids == 0 || end > u64::from(u32::MAX) {
+        return Err(ConfigError::Meaning(format!(
+            "qemu.jail.first_uid is {} and qemu.jail.uids is {}; the range has to lie in 65536 to {}",
+            jail.first_uid,
+            jail.uids,
+            u32::MAX - 1
+        )));
+    }
+    Ok(())
 }
 
 /// Each standby is a process, and a demand has to end.
@@ -152,6 +168,7 @@ mod tests {
             ("tls.cert_path", "/cert.pem"),
             ("machine.vcpu_count", "3"),
             ("pool.low_watermark", "100"),
+            ("qemu.jail.first_uid", "1000"),
             ("orchestrator.default_sandbox_timeout_secs", "0"),
             ("orchestrator.standby.count", "101"),
             ("orchestrator.standby.keep_secs", "0"),

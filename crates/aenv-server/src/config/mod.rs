@@ -26,7 +26,6 @@ pub struct Config {
     pub engine: String,
     #[serde(default)]
     pub firecracker: Firecracker,
-    #[serde(default)]
     pub qemu: Qemu,
     #[serde(default)]
     pub blockd: Blockd,
@@ -64,7 +63,8 @@ macro_rules! section {
 section! {
     Tls { cert_path: Option<PathBuf>, key_path: Option<PathBuf> }
     Firecracker { binary_path: Option<PathBuf>, jailer_path: Option<PathBuf> }
-    Qemu { binary_path: Option<PathBuf>, warm: Option<u64> }
+    Qemu { binary_path: Option<PathBuf>, warm: Option<u64>, jail: QemuJail }
+    QemuJail { enabled: bool, first_uid: u32, uids: u32 }
     Blockd { binary_path: Option<PathBuf> }
     Kernel { image_path: Option<PathBuf>, initramfs_path: Option<PathBuf> }
     Machine { vcpu_count: u32, mem_size_mib: u32, disk_size_mib: u32 }
@@ -134,6 +134,11 @@ home_path = "/var/lib/aenv"
 runtime_path = "/run/aenv"
 virtualization_mode = "auto"
 engine = "auto"
+
+[qemu.jail]
+enabled = true
+first_uid = 1900000000
+uids = 65536
 
 [machine]
 vcpu_count = 2

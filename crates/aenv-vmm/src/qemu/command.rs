@@ -10,7 +10,7 @@ use aenv_types::{MachineShape, Virtualization};
 use serde_json::{Value, json};
 
 use super::tsc;
-use crate::{BootSpec, Drive};
+use crate::{BootSpec, Drive, jail::FIRMWARE};
 
 /// What distinguishes processes that wait for work.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +30,10 @@ impl Form {
 const RAM: &str = "ram";
 pub(crate) const NETDEV: &str = "n0";
 
+/// Since which releases `-run-with` takes the place of `-chroot` and of `-runas`.
+const RUN_WITH_CHROOT: (u32, u32) = (8, 1);
+const RUN_WITH_USER: (u32, u32) = (9, 1);
+
 fn drive_id(index: usize) -> String {
     format!("d{index}")
 }
@@ -41,8 +45,41 @@ pub(crate) struct CommandLine<'a> {
     pub(crate) cpu: &'a str,
     pub(crate) qmp: RawFd,
     pub(crate) console: RawFd,
-    /// A cold boot; otherwise it waits for a vm state.
+    /// A cold boot; otherwise it waits for a vm state. With the paths by which the process finds kernel and initramfs.
     pub(crate) boot: Option<&'a BootSpec>,
+    pub(crate) confined: Option<Confined<'a>>,
+}
+
+/// Where the process goes, and who it becomes, before it takes its first command.
+pub(crate) struct Confined<'a> {
+    pub(crate) root: &'a Path,
+    pub(crate) uid: u32,
+    /// QEMU's own version, major and minor.
+    pub(crate) version: (u32, u32),
+}
+
+impl Confined<'_> {
+    fn arguments(&self) -> Vec<String> {
+        let Self { root, uid, version } = self;
+        let root = root.display().to_string();
+        let user = format!("{uid}:{uid}");
+        let mut line = vec!["-L".to_owned(), FIRMWARE.to_owned()];
+        let mut run_with = Vec::new();
+        if *version >= RUN_WITH_CHROOT {
+            run_with.push(format!("chroot={}", root.replace(',', ",,")));
+        } else {
+            line.extend(["-chroot".to_owned(), root]);
+        }
+        if *version >= RUN_WITH_USER {
+            run_with.push(format!("user={user}"));
+        } else {
+            line.extend(["-runas".to_owned(), user]);
+        }
+        if !run_with.is_empty() {
+            line.extend(["-run-with".to_owned(), run_with.join(",")]);
+        }
+        line
+    }
 }
 
 impl CommandLine<'_> {
@@ -64,7 +101,11 @@ impl CommandLine<'_> {
             "-display".to_owned(),
             "none".to_owned(),
             "-sandbox".to_owned(),
-            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+            // That filter kills a process that gives rights up as well: one in the jail has none to gain, by no_new_privs.
+            match self.confined {
+                Some(_) => "on,obsolete=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+                None => "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+            },
         ];
         let mut option = |name: &str, value: String| line.extend([name.to_owned(), value]);
         option(
@@ -81,7 +122,8 @@ impl CommandLine<'_> {
         // Accepted while it waits for its machine: nothing that the kernel prints is lost.
         option("-chardev", format!("socket,id=console,fd={},server=on,wait=off", self.console));
         option("-serial", "chardev:console".to_owned());
-        option("-object", "rng-random,id=rng0,filename=/dev/urandom".to_owned());
+        // The host's generator by system call: there is no /dev in the jail.
+        option("-object", "rng-builtin,id=rng0".to_owned());
         option("-device", "virtio-rng-device,rng=rng0,id=rng".to_owned());
         option("-device", "virtio-balloon-device,id=balloon,free-page-reporting=on".to_owned());
         option("-device", format!("virtio-net-device,netdev={NETDEV},id=net,mac={mac}"));
@@ -100,6 +142,7 @@ impl CommandLine<'_> {
                 option("-append", self.kernel_arguments(&boot.cmdline));
             }
         }
+        line.extend(self.confined.iter().flat_map(Confined::arguments));
         line
     }
 
@@ -184,6 +227,7 @@ mod tests {
             qmp: 7,
             console: 8,
             boot,
+            confined: None,
         };
         line.arguments().join(" ")
     }
@@ -198,6 +242,17 @@ mod tests {
         assert!(at("drive=d0") < at("drive=d1"));
         assert!(text.contains("thread=multi") && text.contains("-incoming defer"));
         assert!(line(1, 1, None).contains("thread=single"));
+    }
+
+    #[test]
+    fn each_release_is_confined_by_the_switches_that_it_has() {
+        let arguments = |version| {
+            let confined = Confined { root: Path::new("/a,b/jail"), uid: 7, version };
+            confined.arguments().join(" ")
+        };
+        assert_eq!(arguments((7, 2)), "-L /firmware -chroot /a,b/jail -runas 7:7");
+        assert_eq!(arguments((8, 2)), "-L /firmware -runas 7:7 -run-with chroot=/a,,b/jail");
+        assert_eq!(arguments((10, 0)), "-L /firmware -run-with chroot=/a,,b/jail,user=7:7");
     }
 
     #[test]

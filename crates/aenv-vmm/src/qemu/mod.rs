@@ -42,7 +42,8 @@ use self::{
     warm::Pool,
 };
 use crate::{
-    BootSpec, Engine, EngineError, EngineReport, LaunchSpec, Vm, VmRecord, VmSpec, cgroup,
+    BootSpec, Engine, EngineError, EngineReport, JailConfig, LaunchSpec, Vm, VmRecord, VmSpec, cgroup,
+    jail::Jail,
     process::{self, Process, io_error},
     tap::Tap,
 };
@@ -68,6 +69,8 @@ pub struct QemuConfig {
     /// The server's runtime folder; marks every process of this engine, and holds the sockets of those that wait. On
     /// the same filesystem as the sandboxes' runtime folders.
     pub runtime: PathBuf,
+    /// Confines its processes. Their memory files and disks have to lie in its folder.
+    pub jail: Option<JailConfig>,
     /// Processes that wait for work, for each form of machine that was used lately. 0: none.
     pub warm: usize,
     /// `libaenv_track.so`, loaded into each process so that a capture can count from the one before. `None`: each counts from the
@@ -76,12 +79,13 @@ pub struct QemuConfig {
 }
 
 impl QemuConfig {
-    /// The distribution's QEMU, with two processes waiting for each form.
+    /// The distribution's QEMU, with two processes waiting for each form, not confined.
     pub fn new(runtime: impl Into<PathBuf>) -> Self {
         Self {
             binary: probe::default_binary(),
             virtualization: VirtualizationSetting::Auto,
             runtime: runtime.into(),
+            jail: None,
             warm: 2,
             tracker: None,
         }
@@ -106,7 +110,8 @@ struct KernelDigest {
 impl Qemu {
     /// Starts nothing.
     pub fn new(config: QemuConfig) -> Self {
-        let pool = Pool::new(&config);
+        let jail = config.jail.clone().map(|jail| Arc::new(Jail::new(jail, &config.binary)));
+        let pool = Pool::new(&config, jail);
         Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: Mutex::default() }
     }
 
@@ -148,7 +153,8 @@ impl Qemu {
         let host = self.host().await?;
         let netns =
             File::open(&spec.netns).map_err(|e| io_error(format!("open {}", spec.netns.display()), e))?;
-        let starter = Starter { config: &self.config, host, netns: netns.as_fd() };
+        let jail = self.pool.jail.as_ref();
+        let starter = Starter { config: &self.config, host, netns: netns.as_fd(), jail };
         Prepared::start(&starter, Form::of(spec.shape, &spec.drives), &spec.runtime, boot).await
     }
 
@@ -246,7 +252,9 @@ impl Engine for Qemu {
     }
 
     async fn probe(&self) -> EngineReport {
-        probe::report(&self.config.binary, self.config.virtualization).await
+        let mut report = probe::report(&self.config.binary, self.config.virtualization).await;
+        report.missing.extend(self.config.jail.iter().flat_map(JailConfig::missing));
+        report
     }
 
     async fn stamp(&self, kernel: &Path) -> Result<EngineStamp, EngineError> {

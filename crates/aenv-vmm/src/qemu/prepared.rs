@@ -7,6 +7,7 @@ use std::{
         unix::net::UnixStream as StdStream,
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,13 +17,14 @@ use tokio::net::UnixStream;
 
 use super::{
     QemuConfig,
-    command::{CommandLine, Form, furnish},
-    probe::Host,
+    command::{CommandLine, Confined, Form, furnish},
+    probe::{self, Host},
     qmp::Qmp,
     sockets,
 };
 use crate::{
     BootSpec, EngineError, VmSpec,
+    jail::{Jail, Jailed},
     process::{Process, Start, io_error},
     tap::Tap,
 };
@@ -43,6 +45,7 @@ pub(crate) struct Prepared {
     pub(crate) form: Form,
     parts: Option<Parts>,
     folder: PathBuf,
+    jailed: Option<Jailed>,
 }
 
 /// What is left when it has become a VM.
@@ -82,6 +85,7 @@ pub(crate) struct Starter<'a> {
     pub(crate) config: &'a QemuConfig,
     pub(crate) host: &'a Host,
     pub(crate) netns: BorrowedFd<'a>,
+    pub(crate) jail: Option<&'a Arc<Jail>>,
 }
 
 impl Prepared {
@@ -96,6 +100,17 @@ impl Prepared {
             sockets::listen(folder, name)
                 .map_err(|e| io_error(format!("make {}", folder.join(name).display()), e))
         };
+        let mut jailed = match starter.jail {
+            Some(jail) => Some(jail.admit().await?),
+            None => None,
+        };
+        let own_boot = match (starter.jail, boot) {
+            (Some(jail), Some(boot)) => Some(jail.boot(boot).await?),
+            _ => None,
+        };
+        let version = probe::parse(&starter.host.version).unwrap_or_default();
+        let confined =
+            jailed.as_ref().map(|jailed| Confined { root: jailed.root(), uid: jailed.uid(), version });
         let (qmp, console) = (listen(sockets::QMP)?, listen(sockets::CONSOLE)?);
         let line = CommandLine {
             form: &form,
@@ -103,7 +118,8 @@ impl Prepared {
             cpu: &starter.host.cpu,
             qmp: qmp.listener.as_raw_fd(),
             console: console.listener.as_raw_fd(),
-            boot,
+            boot: own_boot.as_ref().or(boot),
+            confined,
         };
         let process = Process::start(Start {
             program: &starter.config.binary,
@@ -112,6 +128,7 @@ impl Prepared {
             preload: starter.config.tracker.as_deref(),
             netns: starter.netns,
             keep: vec![qmp.listener.as_raw_fd(), console.listener.as_raw_fd()],
+            jailed: jailed.is_some(),
             log: &folder.join(sockets::LOG),
         })?;
         drop((qmp.listener, console.listener));
@@ -123,8 +140,12 @@ impl Prepared {
         };
         match opened {
             Ok(qmp) => {
+                // The negotiation is answered by the main loop, which begins in the jail.
+                if let Some(jailed) = &mut jailed {
+                    jailed.entered();
+                }
                 let parts = unfinished.done().map(|process| Parts { process, qmp, console: console.stream });
-                Ok(Self { form, parts, folder: folder.to_owned() })
+                Ok(Self { form, parts, folder: folder.to_owned(), jailed })
             }
             Err(error) => Err(match &unfinished.0 {
                 Some(process) => explain(process, error).await,
@@ -170,7 +191,11 @@ impl Prepared {
             qmp.execute("query-version", json!({}), &[tap.as_fd()], COMMAND_WAIT).await?;
             let number = tap_in(process.pid)?;
             let devices = host_devices(spec)?;
-            let commands = furnish(&self.form, &spec.ram, &spec.drives, &devices, number);
+            let (ram, drives) = match &self.jailed {
+                Some(jailed) => (jailed.inside(&spec.ram)?, jailed.give(&spec.drives)?),
+                None => (spec.ram.clone(), spec.drives.clone()),
+            };
+            let commands = furnish(&self.form, &ram, &drives, &devices, number);
             let sent = commands.into_iter().map(|(name, args)| qmp.execute(name, args, &[], COMMAND_WAIT));
             try_join_all(sent).await?;
             qmp.execute("getfd", json!({ "fdname": TAP }), &[], COMMAND_WAIT).await?;

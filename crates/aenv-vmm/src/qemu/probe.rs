@@ -128,7 +128,7 @@ async fn version(binary: &Path) -> Option<String> {
 }
 
 /// Major and minor.
-fn parse(version: &str) -> Option<(u32, u32)> {
+pub(crate) fn parse(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

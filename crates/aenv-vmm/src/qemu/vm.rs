@@ -11,6 +11,7 @@ use super::{
     prepared::{COMMAND_WAIT, Parts, tokio_stream},
     qmp::Qmp,
     sockets,
+    state::SavedStates,
 };
 use crate::{
     EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, maps,
@@ -24,12 +25,13 @@ pub(crate) struct QemuVm {
     process: Process,
     qmp: Qmp,
     ram: OnceLock<RamMapping>,
+    saved: SavedStates,
 }
 
 impl QemuVm {
     pub(crate) fn new(spec: VmSpec, parts: Parts) -> Result<Self, EngineError> {
         let Parts { process, qmp, console } = parts;
-        let vm = Self { spec, process, qmp, ram: OnceLock::new() };
+        let vm = Self { spec, process, qmp, ram: OnceLock::new(), saved: SavedStates::default() };
         vm.follow_console(console)?;
         Ok(vm)
     }
@@ -63,13 +65,15 @@ impl QemuVm {
     async fn execute(&self, command: &str, arguments: Value) -> Result<(), EngineError> {
         match self.qmp.execute(command, arguments, &[], COMMAND_WAIT).await {
             Ok(_) => Ok(()),
-            Err(EngineError::Exited(_)) => Err(EngineError::Exited(
-                tokio::time::timeout(Duration::from_secs(2), self.process.ended())
-                    .await
-                    .unwrap_or_else(|_| "its control socket is closed".to_owned()),
-            )),
+            Err(EngineError::Exited(_)) => Err(self.ended().await),
             Err(other) => Err(other),
         }
+    }
+
+    /// A closed connection says little; the process's end says why.
+    async fn ended(&self) -> EngineError {
+        let reason = tokio::time::timeout(Duration::from_secs(2), self.process.ended()).await;
+        EngineError::Exited(reason.unwrap_or_else(|_| "its control socket is closed".to_owned()))
     }
 }
 
@@ -97,13 +101,16 @@ impl Vm for QemuVm {
     }
 
     async fn resume(&self) -> Result<(), EngineError> {
-        self.execute("cont", json!({})).await
+        self.execute("cont", json!({})).await?;
+        self.saved.forget(&self.qmp).await;
+        Ok(())
     }
 
     async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
-        // `live: false` would let another process have the disks in a Xen migration; here it keeps them active, so that the
-        // vCPUs may go on.
-        self.execute("xen-save-devices-state", json!({ "filename": path, "live": false })).await
+        match self.saved.save(&self.qmp, path).await {
+            Err(EngineError::Exited(_)) => Err(self.ended().await),
+            other => other,
+        }
     }
 
     async fn set_balloon(&self, target_mib: u32) -> Result<(), EngineError> {

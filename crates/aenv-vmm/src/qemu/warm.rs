@@ -20,7 +20,7 @@ use super::{
     prepared::{Prepared, Starter},
     probe::Host,
 };
-use crate::{EngineError, process::io_error, tap};
+use crate::{EngineError, jail::Jail, process::io_error, tap};
 
 /// A launch that has just been served gets the cores for its first answer before the next process is started.
 pub(crate) const AFTER_LAUNCH: Duration = Duration::from_millis(200);
@@ -30,6 +30,7 @@ const FORMS: usize = 4;
 
 pub(crate) struct Pool {
     config: QemuConfig,
+    pub(crate) jail: Option<Arc<Jail>>,
     shelves: Mutex<Vec<Shelf>>,
     filling: tokio::sync::Mutex<()>,
     /// Namespace of processes that wait; they get only a tap of their sandbox's.
@@ -43,9 +44,10 @@ struct Shelf {
 }
 
 impl Pool {
-    pub(crate) fn new(config: &QemuConfig) -> Self {
+    pub(crate) fn new(config: &QemuConfig, jail: Option<Arc<Jail>>) -> Self {
         Self {
             config: config.clone(),
+            jail,
             shelves: Mutex::default(),
             filling: tokio::sync::Mutex::default(),
             empty: OnceCell::new(),
@@ -110,7 +112,8 @@ impl Pool {
         let netns = self.empty.get_or_try_init(tap::empty_netns).await?;
         let folder = self.folder().join(uuid::Uuid::new_v4().simple().to_string());
         fs::create_dir_all(&folder).map_err(|e| io_error(folder.display().to_string(), e))?;
-        let starter = Starter { config: &self.config, host, netns: netns.as_fd() };
+        let jail = self.jail.as_ref();
+        let starter = Starter { config: &self.config, host, netns: netns.as_fd(), jail };
         let started = Prepared::start(&starter, form.clone(), &folder, None).await;
         if started.is_err() {
             remove(&folder);
