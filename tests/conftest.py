@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -160,6 +161,12 @@ class Server:
             except OSError:
                 continue
         return found
+
+    def netns(self, id):
+        """Where a sandbox's traffic passes, as the journal has it."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.home}/journal.db?mode=ro", uri=True)) as journal:
+            [[note]] = journal.execute("SELECT value FROM note WHERE sandbox = ? AND key = 'slot'", [id])
+        return json.loads(note)["netns"]
 
     def metric(self, name):
         """A number of `GET /metrics`; 0 before it was counted."""
