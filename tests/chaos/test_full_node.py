@@ -1,8 +1,15 @@
-"""A node that runs out of disk or memory says so, with a code, and what runs goes on."""
+"""A node that runs out of disk or memory says so, with a code, and what runs goes on.
 
+Promised: of creates beyond what fits, also of many at once, each ends in a sandbox or in a 429 that says when to ask again; none
+hangs, and those that were refused leave nothing behind.
+"""
+
+import concurrent.futures
+import json
 import os
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -40,6 +47,21 @@ def delete(server, made):
         server.api("DELETE", f"/sandboxes/{sandbox['sandboxID']}")
 
 
+def asked(server):
+    """(sandbox, None), or (None, when to ask again) of a node that has no room."""
+    request = urllib.request.Request(
+        f"{server.url}/v2/sandboxes", data=b'{"templateID": "base", "timeout": 3600}', method="POST",
+        headers={"X-API-Key": server.key, "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            assert answer.status == 201
+            return json.load(answer), None
+    except urllib.error.HTTPError as refused:
+        assert refused.code == 429 and b"sandbox_capacity_unavailable" in refused.read()
+        return None, int(refused.headers["Retry-After"])
+
+
 def test_no_free_memory(small):
     made = []
     try:
@@ -47,14 +69,8 @@ def test_no_free_memory(small):
             status, sandbox = create(small)
             assert status == 201, sandbox
             made.append(sandbox)
-        request = urllib.request.Request(
-            f"{small.url}/v2/sandboxes", data=b'{"templateID": "base"}', method="POST",
-            headers={"X-API-Key": small.key, "Content-Type": "application/json"},
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        assert refused.value.code == 429 and int(refused.value.headers["Retry-After"]) >= 1
-        assert b"sandbox_capacity_unavailable" in refused.value.read()
+        refused, again = asked(small)
+        assert refused is None and again >= 1
         # A paused one gives its place to another.
         assert small.api("POST", f"/sandboxes/{made[0]['sandboxID']}/pause", {})[0] == 204
         status, sandbox = create(small)
@@ -63,6 +79,29 @@ def test_no_free_memory(small):
         assert small.api("POST", f"/v2/sandboxes/{made[0]['sandboxID']}/connect", {"timeout": 60})[0] == 429
     finally:
         delete(small, made)
+
+
+def test_many_at_once(small):
+    folders = lambda: sorted(entry.name for place in (small.home, small.runtime) for entry in (place / "sandboxes").iterdir())
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        began = time.monotonic()
+        answers = list(pool.map(lambda _: asked(small), range(24)))
+        assert time.monotonic() - began < 120
+        made = [sandbox for sandbox, _ in answers if sandbox]
+        try:
+            assert len(made) == 3
+            assert all(1 <= again <= 60 for sandbox, again in answers if not sandbox)
+            ids = sorted(sandbox["sandboxID"] for sandbox in made)
+            listed = sorted(entry["sandboxID"] for entry in small.api("GET", "/v2/sandboxes")[1])
+            assert listed == ids and all(small.cli("exec", id, "--", "true").returncode == 0 for id in ids)
+            # A full node has no standby, so that every folder is a sandbox's.
+            assert folders() == sorted(ids * 2)
+        finally:
+            delete(small, made)
+    # The room is there again, at once.
+    sandbox, again = asked(small)
+    assert sandbox, f"refused, and told to ask again in {again} s"
+    delete(small, [sandbox])
 
 
 def test_a_full_disk(small):
