@@ -39,6 +39,10 @@ use crate::{
 };
 use log::Log;
 
+/// Sectors of dead data, and mappings, that no flush has taken yet at most. A disk that is written for ever and never flushed would
+/// otherwise grow for ever, and with it the memory of who serves it.
+const UNFLUSHED: (u64, usize) = ((32 << 20) / SECTOR, 1 << 16);
+
 /// Set in `writers` when no write may begin any more.
 const CLOSED: u64 = 1 << 63;
 
@@ -72,6 +76,8 @@ struct Live {
     pending: Vec<Mapping>,
     /// Data that nothing maps any more.
     dead: Vec<Mapping>,
+    /// How much of it there is.
+    dead_sectors: u64,
 }
 
 /// A write in flight; a seal waits for it.
@@ -159,16 +165,18 @@ impl Generation {
     pub fn flush(&self) -> Result<(), DeviceError> {
         let mut log = self.log.lock();
         self.check_broken()?;
-        let mut dead = {
+        let (mut dead, sectors) = {
             let mut live = self.live.write();
             log.take(&mut live.pending);
-            std::mem::take(&mut live.dead)
+            (std::mem::take(&mut live.dead), std::mem::take(&mut live.dead_sectors))
         };
         if let Err(error) = log.commit(&self.data, &self.name.dir) {
             if error.lost {
                 self.broken.store(true, Ordering::Release);
             }
-            self.live.write().dead.append(&mut dead);
+            let mut live = self.live.write();
+            live.dead.append(&mut dead);
+            live.dead_sectors += sectors;
             return Err(DeviceError::io(format!("flush of {}", self.label), error.source));
         }
         log.bury(dead);
@@ -266,8 +274,7 @@ impl WriteGuard<'_> {
             moffset += u64::from(sectors);
             mapping
         });
-        self.map(mappings);
-        Ok(())
+        self.map(mappings)
     }
 
     /// Maps a range as zeros.
@@ -275,17 +282,24 @@ impl WriteGuard<'_> {
         self.0.check_broken()?;
         self.map(
             pieces(offset / SECTOR, len / SECTOR).map(|(sector, sectors)| Mapping::zeros(sector, sectors)),
-        );
-        Ok(())
+        )
     }
 
-    fn map(&self, mappings: impl Iterator<Item = Mapping>) {
-        let mut live = self.0.live.write();
-        let Live { segments, pending, dead } = &mut *live;
-        for mapping in mappings {
-            segments.insert(mapping, |old| push_joined(dead, old));
-            push_joined(pending, mapping);
-        }
+    /// Flushes as well when whoever writes has not asked for it for too long.
+    fn map(&self, mappings: impl Iterator<Item = Mapping>) -> Result<(), DeviceError> {
+        let overdue = {
+            let mut live = self.0.live.write();
+            let Live { segments, pending, dead, dead_sectors } = &mut *live;
+            for mapping in mappings {
+                segments.insert(mapping, |old| {
+                    *dead_sectors += u64::from(old.len());
+                    push_joined(dead, old);
+                });
+                push_joined(pending, mapping);
+            }
+            *dead_sectors >= UNFLUSHED.0 || pending.len() >= UNFLUSHED.1
+        };
+        if overdue { self.0.flush() } else { Ok(()) }
     }
 }
 

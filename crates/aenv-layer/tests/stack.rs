@@ -387,6 +387,25 @@ fn overwritten_data_is_given_back() {
 }
 
 #[test]
+fn nobody_has_to_flush_for_overwritten_data_to_be_given_back() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let size = 64 << 20;
+    let upper = Upper::create(&dir.path().join("upper"), size).unwrap();
+    let stack = Stack::new(Vec::new(), Some(upper), size).unwrap();
+    for round in 0..60_u8 {
+        stack.write_at(&vec![round; 8 << 20], 0).unwrap();
+    }
+    let (path, len) = upper_file(dir.path(), ".data");
+    assert!(len >= 60 * (8 << 20));
+    let used = fs::metadata(path).unwrap().blocks() * 512;
+    assert!(used <= 150 << 20, "{used} bytes for 8 MiB that are alive");
+    let mut back = vec![0; 8 << 20];
+    stack.read_at(&mut back, 0).unwrap();
+    assert!(back == vec![59; 8 << 20]);
+}
+
+#[test]
 fn refusals_say_why() {
     let dir = tempfile::tempdir().unwrap();
     let size = SIZE as u64;
