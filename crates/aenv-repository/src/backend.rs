@@ -3,11 +3,17 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use object_store::{ClientOptions, ObjectStore, RetryConfig, local::LocalFileSystem};
 
 use crate::{Backend, OssConfig, RepositoryError};
+
+/// A request to an object store is not tried again after so long: whoever waits for it is told, and may ask again.
+const TRIED_FOR: Duration = Duration::from_secs(15);
+/// One attempt, its body included.
+const ATTEMPT: Duration = Duration::from_secs(30);
 
 /// An open backend.
 #[derive(Clone)]
@@ -45,9 +51,10 @@ fn oss(config: &OssConfig) -> Result<Opened, RepositoryError> {
     if config.bucket.is_empty() {
         return Err(missing("bucket"));
     }
+    let retry = RetryConfig { retry_timeout: TRIED_FOR, ..RetryConfig::default() };
     let store = config
         .reached()
-        .open(RetryConfig::default(), ClientOptions::default())
+        .open(retry, ClientOptions::default().with_timeout(ATTEMPT))
         .map_err(|error| RepositoryError::Config(format!("backend.oss: {error}")))?;
     Ok(Opened { store, root: None })
 }

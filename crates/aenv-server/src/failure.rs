@@ -3,12 +3,15 @@
 use aenv_api::ApiError;
 use aenv_image::ImageError;
 use aenv_orchestrator::{SandboxError, TeamResource};
+use aenv_repository::RepositoryError;
 use aenv_template::TemplateError;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
 /// After so many seconds a disk that was full may have room again.
 const DISK_AGAIN: u64 = 30;
+/// After so many seconds a repository that did not answer may do so again.
+const REPOSITORY_AGAIN: u64 = 5;
 
 /// What a handler fails with. Everything that `?` meets in a handler becomes one.
 #[derive(Debug)]
@@ -100,6 +103,19 @@ pub fn template_error(error: TemplateError) -> ApiError {
         TemplateError::NotReady(_) => ApiError::bad_request(text).with_code("template_not_ready"),
         TemplateError::Invalid(_) => ApiError::bad_request(text),
         TemplateError::Conflict(_) => ApiError::conflict(text),
+        TemplateError::Repository(RepositoryError::Store { .. }) => {
+            tracing::error!(detail = %text, "the repository did not do it");
+            let message = "the repository of templates and snapshots cannot be reached, or refused; the server's log says why";
+            let away =
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("repository_unavailable");
+            ApiError { retry_after_secs: Some(REPOSITORY_AGAIN), ..away }
+        }
+        TemplateError::Repository(RepositoryError::Corrupt { .. }) => {
+            tracing::error!(detail = %text, "the repository is damaged");
+            let message = "what was published under this name is missing or damaged in the repository; \
+                           the server's log says what";
+            ApiError::conflict(message).with_code("checkpoint_unusable")
+        }
         broken => {
             tracing::error!(detail = %broken, "a template operation failed");
             ApiError::internal("the template catalog could not be read or written; the server's log says why")
@@ -142,6 +158,14 @@ mod tests {
         assert_eq!(error.status, 429);
         assert_eq!(error.retry_after_secs, Some(1));
         assert_eq!(error.error_code, Some("sandbox_capacity_unavailable"));
+    }
+
+    #[test]
+    fn a_repository_that_is_away_is_503_with_a_time() {
+        let away = RepositoryError::Store { context: "reading a".into(), message: "/secret/path".into() };
+        let error = template_error(away.into());
+        assert_eq!((error.status.as_u16(), error.error_code), (503, Some("repository_unavailable")));
+        assert!(error.retry_after_secs.is_some() && !error.message.contains("secret"));
     }
 
     #[test]

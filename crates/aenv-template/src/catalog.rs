@@ -9,7 +9,7 @@ use rand::Rng;
 
 use crate::{
     Build, BuildStatus, Kind, Reference, Tag, TagName, Template, TemplateError, TemplateName,
-    document::NameOwner,
+    document::NameOwner, known::Known,
 };
 
 /// What a reference stands for.
@@ -60,12 +60,13 @@ const CONFLICT_RETRIES: u32 = 20;
 #[derive(Clone)]
 pub struct Catalog {
     repository: Repository,
+    known: Known,
 }
 
 impl Catalog {
     /// Over an open repository.
     pub fn new(repository: Repository) -> Self {
-        Self { repository }
+        Self { repository, known: Known::default() }
     }
 
     /// The repository beneath.
@@ -73,8 +74,28 @@ impl Catalog {
         &self.repository
     }
 
-    /// Resolves a template id, `name`, `name:tag`, `namespace/name[:tag]` or snapshot id, and brings its blobs here.
+    /// Resolves a template id, `name`, `name:tag`, `namespace/name[:tag]` or snapshot id, and brings its blobs here. While the
+    /// repository cannot be reached, a reference is what it was last.
     pub async fn resolve(&self, team: &TeamId, reference: &str) -> Result<Resolved, TemplateError> {
+        match self.look_up(team, reference).await {
+            Ok(resolved) => {
+                self.known.note(team, reference, &resolved);
+                Ok(resolved)
+            }
+            Err(TemplateError::Repository(error @ RepositoryError::Store { .. })) => {
+                let Some(known) = self.known.get(team, reference) else { return Err(error.into()) };
+                self.repository.fetch(&known.checkpoint).await?;
+                tracing::warn!(%error, reference, "a launch goes on with what is known of its template");
+                Ok(known)
+            }
+            Err(other) => {
+                self.known.forget(team, reference);
+                Err(other)
+            }
+        }
+    }
+
+    async fn look_up(&self, team: &TeamId, reference: &str) -> Result<Resolved, TemplateError> {
         let parsed = self.parse(team, reference)?;
         let template = self.find(team, &parsed, reference).await?;
         let tag = parsed.tag_or_default();
@@ -263,6 +284,7 @@ impl Catalog {
     /// Removes a template or snapshot, its names and its manifests. Blobs go with the next garbage collection.
     pub async fn delete(&self, team: &TeamId, reference: &str) -> Result<(), TemplateError> {
         let template = self.get(team, reference).await?;
+        self.known.forget_template(&template.id);
         for name in &template.names {
             ignore_missing(self.repository.delete(team, &name_key(name)).await)?;
         }

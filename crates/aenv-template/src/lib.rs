@@ -12,6 +12,7 @@ pub mod build;
 pub mod catalog;
 pub mod document;
 pub mod error;
+mod known;
 pub mod name;
 pub mod upkeep;
 

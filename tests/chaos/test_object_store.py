@@ -1,0 +1,212 @@
+"""An object store that is slow, refuses, cuts off, lies, is silent, or is gone.
+
+Promised: what passes is tried again, and nobody notices. What does not ends in an error with a code and within a bound, and what
+runs goes on: sandboxes run, pause, resume and fork, and templates whose layers are on the node are launched. Wrong bytes are never
+launched from. Once the store is back everything works, and nothing that was published is lost.
+"""
+
+import concurrent.futures
+import os
+import tempfile
+import time
+
+import pytest
+from bucket import Store, is_blob
+from conftest import Server, free_port, wait_for
+
+#: In which each call ends, whatever the store does.
+BOUND = 120
+
+
+@pytest.fixture(scope="module")
+def store(server):
+    made = Store(free_port)
+    try:
+        made.start(wait_for)
+        made.copy_template(server.home / "repository", "base")
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def node(server, store):
+    """A server whose repository is the store; it has no layer of its own at first."""
+    home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
+    settings = [
+        "network.internal.veth_cidr=10.218.0.0/16", "orchestrator.standby.count=0",
+        "image.cache.capacity_gb=1", *store.settings,
+    ]
+    made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
+    try:
+        made.setup()
+        yield made.start()
+    finally:
+        store.back()
+        # Other tests speak to the server that the environment names.
+        os.environ.update(server.env)
+        made.destroy()
+
+
+@pytest.fixture(autouse=True)
+def well(store):
+    yield
+    store.back()
+
+
+@pytest.fixture
+def made(node, store):
+    """Ids of sandboxes that go with the test."""
+    ids = []
+    yield ids
+    store.back()
+    for id in ids:
+        node.api("DELETE", f"/sandboxes/{id}")
+
+
+def create(node, made, template="base"):
+    status, answer = node.api("POST", "/v2/sandboxes", {"templateID": template, "timeout": 1800})
+    if status == 201:
+        made.append(answer["sandboxID"])
+    return status, answer
+
+
+def started(node, made, template="base"):
+    status, answer = create(node, made, template)
+    assert status == 201, answer
+    return answer["sandboxID"]
+
+
+def snapshot(node, id, **options):
+    return node.api("POST", f"/sandboxes/{id}/snapshots", options)
+
+
+def run(node, id, script, check=True):
+    return node.cli("exec", id, "--user", "root", "--", "sh", "-c", script, check=check).stdout
+
+
+def forget(node):
+    """The node's copies of what is in the store; they only save time. No sandbox may run."""
+    for file in (node.home / "layers").glob("sha256-*"):
+        file.unlink()
+
+
+def refused(answered):
+    """An error with a code, that says when to ask again."""
+    status, answer = answered
+    assert (status, answer["code"], answer["error_code"]) == (503, 503, "repository_unavailable"), answer
+    return True
+
+
+def test_wrong_bytes_are_not_launched_from(node, store, made):
+    # The first launch here: only the vm state comes whole, and its digest is looked at.
+    store.ill(lambda method, path: ("wrong",) if method == "GET" and is_blob(path) else None)
+    status, answer = create(node, made)
+    assert (status, answer["error_code"]) == (409, "checkpoint_unusable"), answer
+    assert [kind for _, _, kind in store.seen if kind == "wrong"]
+    # Nothing of it was kept.
+    store.well()
+    id = started(node, made)
+    assert run(node, id, "echo here") == "here\n"
+
+
+def test_a_store_that_stumbles(node, store, made):
+    forget(node)
+    counts = {}
+
+    def fault(method, path):
+        """The first requests for each object go wrong, each in another way; all are slow."""
+        number = counts[method, path] = counts.get((method, path), 0) + 1
+        if method == "GET":
+            return {1: ("status", 503), 2: ("drop",), 3: ("cut",) if is_blob(path) else ("status", 500)}.get(number, ("slow", 0.02))
+        return ("status", 503 if number == 1 else 500) if number <= 2 else ("slow", 0.02)
+
+    store.ill(fault)
+    id = started(node, made)
+    run(node, id, "head -c 4M /dev/urandom > /home/user/kept; md5sum /home/user/kept > /home/user/sum; sync")
+    status, taken = snapshot(node, id)
+    assert status == 201, taken
+    copy = started(node, made, taken["snapshotID"])
+    assert run(node, copy, "md5sum -c /home/user/sum") == "/home/user/kept: OK\n"
+    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+
+
+@pytest.mark.parametrize("how", ["refuses", "is gone"])
+def test_a_store_that_does_not_come_back_for_a_while(node, store, made, how):
+    runs, sleeps = started(node, made), started(node, made)
+    run(node, runs, "echo kept > /root/name; sync")
+    status, elsewhere = snapshot(node, sleeps)
+    assert status == 201, elsewhere
+    assert node.api("POST", f"/sandboxes/{sleeps}/pause", {})[0] == 204
+
+    if how == "refuses":
+        store.ill(("status", 500))
+    else:
+        store.gone()
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        publish = pool.submit(snapshot, node, runs)
+        unknown = pool.submit(create, node, made, elsewhere["snapshotID"])
+        launch = pool.submit(create, node, made)
+        # What does not need the store does not wait for it.
+        assert node.api("POST", f"/v2/sandboxes/{sleeps}/connect", {"timeout": 600})[0] in (200, 201)
+        assert refused(publish.result()) and refused(unknown.result())
+        status, answer = launch.result()
+        assert status == 201, answer
+    assert time.monotonic() - began < BOUND
+    assert run(node, runs, "cat /root/name") == "kept\n"
+    status, children = node.api("POST", f"/sandboxes/{runs}/fork", {"count": 1, "timeout": 600})
+    assert status == 201 and "sandbox" in children[0], children
+    made.append(children[0]["sandbox"]["sandboxID"])
+    assert run(node, made[-1], "cat /root/name") == "kept\n"
+
+    store.back()
+    status, taken = snapshot(node, runs)
+    assert status == 201, taken
+    assert run(node, started(node, made, taken["snapshotID"]), "cat /root/name") == "kept\n"
+    # What was half published is no damage, and what was published before is there.
+    assert node.cli("repo", "fsck").returncode == 0
+    for known in (elsewhere, taken):
+        assert node.api("DELETE", f"/templates/{known['snapshotID']}")[0] < 300
+
+
+def test_a_store_that_is_silent(node, store, made):
+    id = started(node, made)
+    store.ill(("silent",))
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        publish = pool.submit(snapshot, node, id)
+        unknown = pool.submit(create, node, made, "never-heard-of")
+        assert run(node, id, "echo here") == "here\n"
+        assert refused(publish.result()) and refused(unknown.result())
+    assert time.monotonic() - began < BOUND
+    store.well()
+    status, taken = snapshot(node, id)
+    assert status == 201, taken
+    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+
+
+def test_guests_read_while_the_store_is_away(node, store, made):
+    source = started(node, made)
+    # Only its disk: a page of memory that cannot be had would end the VMM.
+    run(node, source, "head -c 8M /dev/urandom > /root/far; sync")
+    expected = run(node, source, "md5sum < /root/far")
+    status, taken = snapshot(node, source, memory=False)
+    assert status == 201, taken
+    for id in made:
+        node.api("DELETE", f"/sandboxes/{id}")
+    made.clear()
+    forget(node)
+
+    id = started(node, made, taken["snapshotID"])
+    # Whatever reading takes is in the guest's memory, but for the file.
+    run(node, id, "md5sum < /etc/hostname")
+    store.gone()
+    began = time.monotonic()
+    said = run(node, id, "md5sum < /root/far 2>&1; echo ended", check=False)
+    assert "Input/output error" in said and said.endswith("ended\n"), said
+    assert time.monotonic() - began < BOUND
+    assert run(node, id, "echo here") == "here\n"
+    store.back()
+    assert run(node, id, "md5sum < /root/far") == expected
+    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
