@@ -99,7 +99,8 @@ def refused(answered):
 
 
 def test_wrong_bytes_are_not_launched_from(node, store, made):
-    # The first launch here: only the vm state comes whole, and its digest is looked at.
+    # Of what a launch needs only the vm state comes whole, and its digest is looked at.
+    forget(node)
     store.ill(lambda method, path: ("wrong",) if method == "GET" and is_blob(path) else None)
     status, answer = create(node, made)
     assert (status, answer["error_code"]) == (409, "checkpoint_unusable"), answer
