@@ -30,9 +30,11 @@ def node(server):
     made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
     try:
         made.setup()
-        yield made.start()
+        made.start()
+        # The SDK speaks to the server that the environment names.
+        os.environ.update(made.env)
+        yield made
     finally:
-        # Other tests speak to the server that the environment names.
         os.environ.update(server.env)
         made.destroy()
 
@@ -108,7 +110,7 @@ def test_kill_9_of_blockd(node):
     assert Sandbox.delete_snapshot(kept)
     left = lambda: [file for files in node.vmms().values() for file in files if any(id in file for id in ids)]
     wait_for("the end of all", lambda: not left(), 60)
-    exports = lambda: [entry.name for entry in (node.runtime / "exports").iterdir() if any(id in entry.name for id in ids)]
+    exports = lambda: [entry.name for entry in (node.runtime / "jail" / "exports").iterdir() if any(id in entry.name for id in ids)]
     wait_for("no export of theirs", lambda: not exports(), 60)
     assert not [entry for entry in (node.home / "sandboxes").iterdir() if entry.name in ids]
 

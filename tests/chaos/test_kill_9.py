@@ -65,7 +65,7 @@ def of_none(server):
     for folder in [server.home / "sandboxes", server.runtime / "sandboxes"]:
         wanted = listed if folder.parent == server.home else running
         strays += [str(entry) for entry in folder.iterdir() if entry.name not in wanted]
-    exports = server.runtime / "exports"
+    exports = server.runtime / "jail" / "exports"
     for entry in exports.iterdir():
         ids = re.findall(r"\bi[0-9a-z]{19}\b", entry.name)
         if ids and ids[0] not in running:

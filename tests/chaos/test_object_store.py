@@ -6,7 +6,6 @@ launched from. Once the store is back everything works, and nothing that was pub
 """
 
 import concurrent.futures
-import os
 import tempfile
 import time
 
@@ -43,8 +42,6 @@ def node(server, store):
         yield made.start()
     finally:
         store.back()
-        # Other tests speak to the server that the environment names.
-        os.environ.update(server.env)
         made.destroy()
 
 
