@@ -6,6 +6,7 @@ launched from. Once the store is back everything works, and nothing that was pub
 """
 
 import concurrent.futures
+import contextlib
 import tempfile
 import time
 
@@ -28,12 +29,12 @@ def store(server):
         made.stop()
 
 
-@pytest.fixture(scope="module")
-def node(server, store):
+@contextlib.contextmanager
+def server_on(store, network, on_demand):
     """A server whose repository is the store; it has no layer of its own at first."""
     home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     settings = [
-        "network.internal.veth_cidr=10.218.0.0/16", "orchestrator.standby.count=0",
+        f"network.internal.veth_cidr={network}", f"snapshot.on_demand={on_demand}", "orchestrator.standby.count=0",
         "image.cache.capacity_gb=1", *store.settings,
     ]
     made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
@@ -45,6 +46,20 @@ def node(server, store):
         made.destroy()
 
 
+@pytest.fixture(scope="module")
+def far(store):
+    """A node whose guests read from the store what they need of their template."""
+    with server_on(store, "10.218.0.0/16", "always") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def near(store):
+    """A node that fetches the layers of a template before it launches it."""
+    with server_on(store, "10.219.0.0/16", "never") as node:
+        yield node
+
+
 @pytest.fixture(autouse=True)
 def well(store):
     yield
@@ -52,19 +67,23 @@ def well(store):
 
 
 @pytest.fixture
-def made(node, store):
-    """Ids of sandboxes that go with the test."""
-    ids = []
-    yield ids
-    store.back()
-    for id in ids:
+def made():
+    """Nodes, and ids of sandboxes on them, that go with the test."""
+    sandboxes = []
+    yield sandboxes
+    remove(sandboxes)
+
+
+def remove(made):
+    while made:
+        node, id = made.pop()
         node.api("DELETE", f"/sandboxes/{id}")
 
 
 def create(node, made, template="base"):
     status, answer = node.api("POST", "/v2/sandboxes", {"templateID": template, "timeout": 1800})
     if status == 201:
-        made.append(answer["sandboxID"])
+        made.append((node, answer["sandboxID"]))
     return status, answer
 
 
@@ -95,21 +114,21 @@ def refused(answered):
     return True
 
 
-def test_wrong_bytes_are_not_launched_from(node, store, made):
+def test_wrong_bytes_are_not_launched_from(far, store, made):
     # Of what a launch needs only the vm state comes whole, and its digest is looked at.
-    forget(node)
+    forget(far)
     store.ill(lambda method, path: ("wrong",) if method == "GET" and is_blob(path) else None)
-    status, answer = create(node, made)
+    status, answer = create(far, made)
     assert (status, answer["error_code"]) == (409, "checkpoint_unusable"), answer
     assert [kind for _, _, kind in store.seen if kind == "wrong"]
     # Nothing of it was kept.
     store.well()
-    id = started(node, made)
-    assert run(node, id, "echo here") == "here\n"
+    id = started(far, made)
+    assert run(far, id, "echo here") == "here\n"
 
 
-def test_a_store_that_stumbles(node, store, made):
-    forget(node)
+def test_a_store_that_stumbles(far, store, made):
+    forget(far)
     counts = {}
 
     def fault(method, path):
@@ -120,22 +139,22 @@ def test_a_store_that_stumbles(node, store, made):
         return ("status", 503 if number == 1 else 500) if number <= 2 else ("slow", 0.02)
 
     store.ill(fault)
-    id = started(node, made)
-    run(node, id, "head -c 4M /dev/urandom > /home/user/kept; md5sum /home/user/kept > /home/user/sum; sync")
-    status, taken = snapshot(node, id)
+    id = started(far, made)
+    run(far, id, "head -c 4M /dev/urandom > /home/user/kept; md5sum /home/user/kept > /home/user/sum; sync")
+    status, taken = snapshot(far, id)
     assert status == 201, taken
-    copy = started(node, made, taken["snapshotID"])
-    assert run(node, copy, "md5sum -c /home/user/sum") == "/home/user/kept: OK\n"
-    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+    copy = started(far, made, taken["snapshotID"])
+    assert run(far, copy, "md5sum -c /home/user/sum") == "/home/user/kept: OK\n"
+    assert far.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
 
 
 @pytest.mark.parametrize("how", ["refuses", "is gone"])
-def test_a_store_that_does_not_come_back_for_a_while(node, store, made, how):
-    runs, sleeps = started(node, made), started(node, made)
-    run(node, runs, "echo kept > /root/name; sync")
-    status, elsewhere = snapshot(node, sleeps)
+def test_a_store_that_does_not_come_back_for_a_while(near, store, made, how):
+    runs, sleeps = started(near, made), started(near, made)
+    run(near, runs, "echo kept > /root/name; sync")
+    status, elsewhere = snapshot(near, sleeps)
     assert status == 201, elsewhere
-    assert node.api("POST", f"/sandboxes/{sleeps}/pause", {})[0] == 204
+    assert near.api("POST", f"/sandboxes/{sleeps}/pause", {})[0] == 204
 
     if how == "refuses":
         store.ill(("status", 500))
@@ -143,68 +162,67 @@ def test_a_store_that_does_not_come_back_for_a_while(node, store, made, how):
         store.gone()
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        publish = pool.submit(snapshot, node, runs)
-        unknown = pool.submit(create, node, made, elsewhere["snapshotID"])
-        launch = pool.submit(create, node, made)
+        publish = pool.submit(snapshot, near, runs)
+        unknown = pool.submit(create, near, made, elsewhere["snapshotID"])
+        launch = pool.submit(create, near, made)
         # What does not need the store does not wait for it.
-        assert node.api("POST", f"/v2/sandboxes/{sleeps}/connect", {"timeout": 600})[0] in (200, 201)
+        assert near.api("POST", f"/v2/sandboxes/{sleeps}/connect", {"timeout": 600})[0] in (200, 201)
         assert refused(publish.result()) and refused(unknown.result())
         status, answer = launch.result()
         assert status == 201, answer
     assert time.monotonic() - began < BOUND
-    assert run(node, runs, "cat /root/name") == "kept\n"
-    status, children = node.api("POST", f"/sandboxes/{runs}/fork", {"count": 1, "timeout": 600})
+    assert run(near, runs, "cat /root/name") == "kept\n"
+    status, children = near.api("POST", f"/sandboxes/{runs}/fork", {"count": 1, "timeout": 600})
     assert status == 201 and "sandbox" in children[0], children
-    made.append(children[0]["sandbox"]["sandboxID"])
-    assert run(node, made[-1], "cat /root/name") == "kept\n"
+    child = children[0]["sandbox"]["sandboxID"]
+    made.append((near, child))
+    assert run(near, child, "cat /root/name") == "kept\n"
 
     store.back()
-    status, taken = snapshot(node, runs)
+    status, taken = snapshot(near, runs)
     assert status == 201, taken
-    assert run(node, started(node, made, taken["snapshotID"]), "cat /root/name") == "kept\n"
+    assert run(near, started(near, made, taken["snapshotID"]), "cat /root/name") == "kept\n"
     # What was half published is no damage, and what was published before is there.
-    assert node.cli("repo", "fsck").returncode == 0
+    assert near.cli("repo", "fsck").returncode == 0
     for known in (elsewhere, taken):
-        assert node.api("DELETE", f"/templates/{known['snapshotID']}")[0] < 300
+        assert near.api("DELETE", f"/templates/{known['snapshotID']}")[0] < 300
 
 
-def test_a_store_that_is_silent(node, store, made):
-    id = started(node, made)
+def test_a_store_that_is_silent(near, store, made):
+    id = started(near, made)
     store.ill(("silent",))
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        publish = pool.submit(snapshot, node, id)
-        unknown = pool.submit(create, node, made, "never-heard-of")
-        assert run(node, id, "echo here") == "here\n"
+        publish = pool.submit(snapshot, near, id)
+        unknown = pool.submit(create, near, made, "never-heard-of")
+        assert run(near, id, "echo here") == "here\n"
         assert refused(publish.result()) and refused(unknown.result())
     assert time.monotonic() - began < BOUND
     store.well()
-    status, taken = snapshot(node, id)
+    status, taken = snapshot(near, id)
     assert status == 201, taken
-    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+    assert near.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
 
 
-def test_guests_read_while_the_store_is_away(node, store, made):
-    source = started(node, made)
+def test_guests_read_while_the_store_is_away(far, store, made):
+    source = started(far, made)
     # Only its disk: a page of memory that cannot be had would end the VMM.
-    run(node, source, "head -c 8M /dev/urandom > /root/far; sync")
-    expected = run(node, source, "md5sum < /root/far")
-    status, taken = snapshot(node, source, memory=False)
+    run(far, source, "head -c 8M /dev/urandom > /root/far; sync")
+    expected = run(far, source, "md5sum < /root/far")
+    status, taken = snapshot(far, source, memory=False)
     assert status == 201, taken
-    for id in made:
-        node.api("DELETE", f"/sandboxes/{id}")
-    made.clear()
-    forget(node)
+    remove(made)
+    forget(far)
 
-    id = started(node, made, taken["snapshotID"])
+    id = started(far, made, taken["snapshotID"])
     # Whatever reading takes is in the guest's memory, but for the file.
-    run(node, id, "md5sum < /etc/hostname")
+    run(far, id, "md5sum < /etc/hostname")
     store.gone()
     began = time.monotonic()
-    said = run(node, id, "md5sum < /root/far 2>&1; echo ended", check=False)
+    said = run(far, id, "md5sum < /root/far 2>&1; echo ended", check=False)
     assert "Input/output error" in said and said.endswith("ended\n"), said
     assert time.monotonic() - began < BOUND
-    assert run(node, id, "echo here") == "here\n"
+    assert run(far, id, "echo here") == "here\n"
     store.back()
-    assert run(node, id, "md5sum < /root/far") == expected
-    assert node.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+    assert run(far, id, "md5sum < /root/far") == expected
+    assert far.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
