@@ -233,20 +233,27 @@ def network_name(home):
 
 
 @contextlib.contextmanager
-def running_server(home, settings):
-    """A server on this home with the template `base`; nothing of it stays."""
-    assert IMAGE.exists(), f"{IMAGE} does not exist: run `make image` first"
+def own_server(settings, home=None):
+    """A server that has no template of its own yet; nothing of it stays."""
+    home = home or tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     instance = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
     try:
         instance.setup()
-        instance.start()
-        instance.cli("pull", f"oci:{IMAGE}", "--name", "base", "--cpu", "1", "--memory", "512")
-        yield instance
+        yield instance.start()
     finally:
         keep = os.environ.get("AENV_TEST_LOG")
         if keep and instance.log.exists():
             shutil.copy(instance.log, keep)
         instance.destroy()
+
+
+@contextlib.contextmanager
+def running_server(home, settings):
+    """A server on this home with the template `base`; nothing of it stays."""
+    assert IMAGE.exists(), f"{IMAGE} does not exist: run `make image` first"
+    with own_server(settings, home) as instance:
+        instance.cli("pull", f"oci:{IMAGE}", "--name", "base", "--cpu", "1", "--memory", "512")
+        yield instance
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,10 @@ before a snapshot is there.
 
 import os
 import signal
-import tempfile
 import time
 
 import pytest
-from conftest import Server, wait_for
+from conftest import own_server, wait_for
 from e2b import Sandbox
 
 #: A file that no test reads before blockd is killed, so that no guest has it in its memory.
@@ -21,22 +20,18 @@ UNREAD = "/usr/bin/git"
 @pytest.fixture(scope="module")
 def node(server):
     """A server of its own, because its guests suffer; it has the other one's templates."""
-    home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     settings = [
         "network.internal.veth_cidr=10.217.0.0/16",
         f"backend.posix_fs.snapshot_store={server.home}/repository",
         "orchestrator.standby.count=1",
     ]
-    made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
-    try:
-        made.setup()
-        made.start()
+    with own_server(settings) as made:
         # The SDK speaks to the server that the environment names.
         os.environ.update(made.env)
-        yield made
-    finally:
-        os.environ.update(server.env)
-        made.destroy()
+        try:
+            yield made
+        finally:
+            os.environ.update(server.env)
 
 
 def start(name):

@@ -7,12 +7,11 @@ launched from. Once the store is back everything works, and nothing that was pub
 
 import concurrent.futures
 import contextlib
-import tempfile
 import time
 
 import pytest
 from bucket import Store, is_blob
-from conftest import Server, free_port, wait_for
+from conftest import free_port, own_server, wait_for
 
 #: In which each call ends, whatever the store does.
 BOUND = 120
@@ -32,18 +31,15 @@ def store(server):
 @contextlib.contextmanager
 def server_on(store, network, on_demand):
     """A server whose repository is the store; it has no layer of its own at first."""
-    home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     settings = [
         f"network.internal.veth_cidr={network}", f"snapshot.on_demand={on_demand}", "orchestrator.standby.count=0",
         "image.cache.capacity_gb=1", *store.settings,
     ]
-    made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
-    try:
-        made.setup()
-        yield made.start()
-    finally:
-        store.back()
-        made.destroy()
+    with own_server(settings) as made:
+        try:
+            yield made
+        finally:
+            store.back()
 
 
 @pytest.fixture(scope="module")

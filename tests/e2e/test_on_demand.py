@@ -1,32 +1,24 @@
 """A node that has none of a template's layers launches it from another node's repository, and reads only what it needs."""
 
 import json
-import shutil
-import tempfile
 
 import pytest
 
-from conftest import Server
+from conftest import own_server
 
 READ = "cat /usr/bin/* /etc/passwd | sha256sum"
 
 
 @pytest.fixture
 def node(server):
-    home = tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
     settings = [
         "network.internal.veth_cidr=10.214.0.0/16",
         f"backend.posix_fs.snapshot_store={server.home}/repository",
         "snapshot.on_demand=always",
         "image.cache.capacity_gb=1",
     ]
-    made = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
-    try:
-        made.setup()
-        yield made.start()
-    finally:
-        made.destroy()
-        shutil.rmtree(home, ignore_errors=True)
+    with own_server(settings) as made:
+        yield made
 
 
 def start(server):
