@@ -27,6 +27,7 @@ VERBS = {
     "resume": ["resume"],
     "snapshot": ["snapshot"],
     "fork": ["fork"],
+    "merge": ["deepen"],
     "rollback": ["rollback"],
     "kill": ["kill"],
 }
@@ -95,7 +96,8 @@ def acknowledged(server):
 def test_kill_9(server, acknowledged, point, verb):
     running, paused = acknowledged
     victim = start(server, "victim")
-    snapshot = victim.create_snapshot().snapshot_id if verb == "rollback" else None
+    # A stack of the base and 16 captures is one too deep.
+    snapshots = [victim.create_snapshot().snapshot_id for _ in range({"rollback": 1, "deepen": 15}.get(verb, 0))]
     if verb == "resume":
         victim.pause()
     before = {entry["sandboxID"]: entry["state"] for entry in server.api("GET", "/v2/sandboxes")[1]}
@@ -110,7 +112,8 @@ def test_kill_9(server, acknowledged, point, verb):
         "resume": ("POST", f"/v2/sandboxes/{id}/connect", {"timeout": LONG}),
         "fork": ("POST", f"/sandboxes/{id}/fork", {"count": 2, "timeout": LONG}),
         "snapshot": ("POST", f"/sandboxes/{id}/snapshots", {}),
-        "rollback": ("POST", f"/sandboxes/{id}/rollback", {"snapshotID": snapshot}),
+        "deepen": ("POST", f"/sandboxes/{id}/snapshots", {}),
+        "rollback": ("POST", f"/sandboxes/{id}/rollback", {"snapshotID": next(iter(snapshots), None)}),
         "kill": ("DELETE", f"/sandboxes/{id}", None),
     }
     acknowledgement = []
@@ -148,7 +151,7 @@ def test_kill_9(server, acknowledged, point, verb):
     for entry in after:
         if entry not in (running.sandbox_id, paused.sandbox_id):
             server.api("DELETE", f"/sandboxes/{entry}")
-    if snapshot:
+    for snapshot in snapshots:
         Sandbox.delete_snapshot(snapshot)
 
 

@@ -7,7 +7,7 @@
 //! What changed is counted from the capture before, where that is known ([`memory`]), else from the launch: the new memory stack
 //! is that one's and one layer. The disks' stacks grow by the uppers that were sealed.
 
-mod compact;
+pub(crate) mod compact;
 mod memory;
 mod take;
 

@@ -7,7 +7,7 @@
 pub const CRASH_VARIABLE: &str = "AENV_CRASH_POINT";
 
 /// Every point, in the order in which a sandbox meets them.
-pub const CRASH_POINTS: [&str; 33] = [
+pub const CRASH_POINTS: [&str; 34] = [
     "create.noted",
     "launch.slot",
     "launch.exports",
@@ -33,6 +33,7 @@ pub const CRASH_POINTS: [&str; 33] = [
     "resume.launched",
     "snapshot.captured",
     "fork.captured",
+    "merge.written",
     "rollback.noted",
     "rollback.ended",
     "rollback.launched",

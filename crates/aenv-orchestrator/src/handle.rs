@@ -136,7 +136,7 @@ pub enum StartError {
 /// The node's sandboxes. Cheap to clone.
 #[derive(Clone)]
 pub struct Orchestrator {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
 }
 
 impl Orchestrator {

@@ -47,6 +47,8 @@ pub(crate) struct Node {
     pub expiries: Semaphore,
     /// What was done to them.
     pub expired: Expiries,
+    /// Turns of merges of deep stacks.
+    pub merges: Semaphore,
     pub crash: CrashPoints,
     pub registry: Registry,
     /// Takes no new work.

@@ -1,28 +1,61 @@
 //! Stacks stay shallow: what grew above a limit is merged into one layer.
 //!
 //! The upper part of a stack is merged, as far as its layers are small: the large ones are mostly the template's, whose other
-//! sandboxes share them.
-//! The files that were merged stay until nobody shows them any more.
+//! sandboxes share them. The files that were merged stay until nobody shows them any more.
+//!
+//! A running sandbox's stacks are merged behind its back, after the capture that made them deep was answered. Only where that does not
+//! keep up does a capture wait.
 
 use aenv_types::{DiskImage, LayerRef};
 
 use super::NewBlob;
 use crate::{SandboxError, checkpoints::Fresh, launch::files, node::Node, sandbox::Launched};
 
-/// Layers of a memory image.
-const MEMORY_LIMIT: usize = 16;
-/// Layers of a disk.
-const DISK_LIMIT: usize = 64;
+/// How many layers a stack may have.
+struct Limit {
+    /// Above this it is merged in the background.
+    soft: usize,
+    /// Above this a capture merges it.
+    hard: usize,
+}
 
-/// The disks' stacks for a checkpoint. A merged stack also becomes the record's own, so that the next capture does not
-/// have to merge the same layers again.
+const MEMORY: Limit = Limit { soft: 16, hard: 48 };
+const DISK: Limit = Limit { soft: 64, hard: 128 };
+
+/// Layers that were merged.
+pub(crate) struct Merged {
+    /// What they were, base first.
+    pub upper: Vec<LayerRef>,
+    /// What stands for them.
+    pub layer: LayerRef,
+    /// Keeps all of them until the record says so.
+    _held: Vec<Fresh>,
+}
+
+/// The layers that should be merged next.
+pub(crate) fn due(node: &Node, launched: &Launched) -> Option<Vec<LayerRef>> {
+    let memory = launched.captured.as_ref().unwrap_or(&launched.memory);
+    let disks = launched.disks.iter().map(|disk| (&disk.layers, DISK.soft));
+    let mut deep =
+        std::iter::once((memory, MEMORY.soft)).chain(disks).filter(|(layers, soft)| layers.len() > *soft);
+    deep.find_map(|(layers, _)| Some(layers[beneath(node, layers)?..].to_vec()))
+}
+
+/// Merges them.
+pub(crate) async fn merge(node: &Node, upper: Vec<LayerRef>) -> Result<Merged, SandboxError> {
+    let mut held = upper.iter().map(|layer| node.checkpoints.fresh(layer.name)).collect();
+    let layer = merge_into_one(node, &upper, &mut held).await?;
+    Ok(Merged { upper, layer, _held: held })
+}
+
+/// The disks' stacks for a checkpoint. A stack that had to be merged becomes the record's own as well.
 pub(super) async fn disks(
     node: &Node,
     launched: &mut Launched,
     held: &mut Vec<Fresh>,
 ) -> Result<Vec<DiskImage>, SandboxError> {
     for disk in &mut launched.disks {
-        disk.layers = shallow(node, disk.layers.clone(), DISK_LIMIT, held).await?;
+        disk.layers = shallow(node, disk.layers.clone(), DISK.hard, held).await?;
     }
     Ok(launched.disks.clone())
 }
@@ -33,7 +66,7 @@ pub(super) async fn memory(
     layers: Vec<LayerRef>,
     held: &mut Vec<Fresh>,
 ) -> Result<Vec<LayerRef>, SandboxError> {
-    shallow(node, layers, MEMORY_LIMIT, held).await
+    shallow(node, layers, MEMORY.hard, held).await
 }
 
 async fn shallow(
@@ -43,16 +76,29 @@ async fn shallow(
     held: &mut Vec<Fresh>,
 ) -> Result<Vec<LayerRef>, SandboxError> {
     while layers.len() > limit {
-        // Layers that are read from elsewhere stay as they are: merging would fetch them whole.
-        let here = |layer: &LayerRef| node.home.layer(&layer.name).exists().then_some(layer.size);
-        let Some(from) = mergeable(&layers.iter().map(here).collect::<Vec<_>>()) else { break };
+        let Some(from) = beneath(node, &layers) else { break };
         let upper = layers.split_off(from);
-        let blob = NewBlob::new(node, held);
-        let merged = node.seams.images.merge(files(&node.home, &upper), blob.path.clone()).await;
-        let size = merged.map_err(|error| SandboxError::internal("layers could not be merged", error))?;
-        layers.push(LayerRef { name: blob.name, size });
+        layers.push(merge_into_one(node, &upper, held).await?);
     }
     Ok(layers)
+}
+
+async fn merge_into_one(
+    node: &Node,
+    upper: &[LayerRef],
+    held: &mut Vec<Fresh>,
+) -> Result<LayerRef, SandboxError> {
+    let blob = NewBlob::new(node, held);
+    let merged = node.seams.images.merge(files(&node.home, upper), blob.path.clone()).await;
+    let size = merged.map_err(|error| SandboxError::internal("layers could not be merged", error))?;
+    Ok(LayerRef { name: blob.name, size })
+}
+
+/// How many layers lie beneath those that are merged. Layers that are read from elsewhere stay as they are: merging would
+/// fetch them whole.
+fn beneath(node: &Node, layers: &[LayerRef]) -> Option<usize> {
+    let here = |layer: &LayerRef| node.home.layer(&layer.name).exists().then_some(layer.size);
+    mergeable(&layers.iter().map(here).collect::<Vec<_>>())
 }
 
 /// Where the upper part begins that is merged: the two topmost layers, and those beneath as long as one is not larger than all above
@@ -84,7 +130,7 @@ mod tests {
         for size in sizes {
             captured += size;
             stack.push(Some(size));
-            if stack.len() > MEMORY_LIMIT {
+            if stack.len() > MEMORY.soft {
                 let merged: u64 = stack.split_off(mergeable(&stack).unwrap()).into_iter().flatten().sum();
                 written += merged;
                 stack.push(Some(merged));

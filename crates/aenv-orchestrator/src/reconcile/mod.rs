@@ -70,6 +70,7 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
         caches: parts.caches,
         journal,
         expiries: Semaphore::new(PARALLEL_EXPIRIES),
+        merges: Semaphore::new(1),
         expired: Expiries::new(),
         crash,
         registry: Registry::default(),

@@ -13,10 +13,12 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Cell, Command, Phase, Record, Reply, Stage,
     cell::{Published, QUEUE},
+    merge::Merging,
 };
 use crate::{
     CreateRequest, Route, SandboxError, SandboxState, SandboxView,
     admission::{Claim, Permit},
+    capture::compact::Merged,
     checkpoints::Pin,
     deadline::Deadline,
     journal::{Change, Survives},
@@ -35,6 +37,7 @@ pub(super) struct Actor {
     pub(super) stage: Stage,
     pub(super) generation: Option<Generation>,
     pub(super) deadline: Deadline,
+    pub(super) merging: Merging,
     state: watch::Sender<Published>,
     commands: mpsc::Receiver<Command>,
 }
@@ -46,6 +49,7 @@ enum Event {
     Exited(String),
     Command(Command),
     Expired,
+    Merged(Result<Merged, SandboxError>),
 }
 
 /// A sandbox that was found alive or paused at start.
@@ -116,6 +120,7 @@ impl Actor {
             stage,
             generation,
             deadline: Deadline::default(),
+            merging: Merging::default(),
             state,
             commands,
         })
@@ -198,13 +203,14 @@ impl Actor {
                 Event::Kill => return self.kill().await,
                 Event::Exited(reason) => self.vmm_ended(reason).await,
                 Event::Expired => self.expire().await,
+                Event::Merged(outcome) => self.merged(outcome).await,
                 Event::Command(command) => self.handle(command).await,
             }
         }
     }
 
     async fn next(&mut self) -> Event {
-        let Self { node, cell, record, generation, deadline, stage, commands, .. } = self;
+        let Self { node, cell, record, generation, deadline, merging, stage, commands, .. } = self;
         let exited = async {
             match generation {
                 Some(generation) => generation.vm.exited().await,
@@ -225,6 +231,7 @@ impl Actor {
             reason = exited => Event::Exited(reason),
             Some(command) = commands.recv() => Event::Command(command),
             () = expired => Event::Expired,
+            outcome = merging.done() => Event::Merged(outcome),
         }
     }
 

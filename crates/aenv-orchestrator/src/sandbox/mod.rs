@@ -34,6 +34,7 @@ mod actor;
 mod cell;
 mod change;
 mod ending;
+mod merge;
 mod pause;
 mod record;
 mod resume;

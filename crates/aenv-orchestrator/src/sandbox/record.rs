@@ -73,6 +73,20 @@ pub(crate) struct Launched {
     pub disks: Vec<DiskImage>,
 }
 
+impl Launched {
+    /// Lets one layer stand for layers that were merged into it, wherever they lie upon each other. Tells whether they did.
+    pub(crate) fn merge(&mut self, upper: &[LayerRef], merged: LayerRef) -> bool {
+        let disks = self.disks.iter_mut().map(|disk| &mut disk.layers);
+        let mut changed = false;
+        for layers in std::iter::once(&mut self.memory).chain(&mut self.captured).chain(disks) {
+            let Some(at) = layers.windows(upper.len()).position(|window| window == upper) else { continue };
+            layers.splice(at..at + upper.len(), [merged]);
+            changed = true;
+        }
+        changed
+    }
+}
+
 /// The durable shadow of the state machine: what a server that comes back has to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "is")]

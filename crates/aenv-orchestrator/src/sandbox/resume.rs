@@ -40,6 +40,7 @@ impl Actor {
         };
         match launched.await {
             Ok(()) => {
+                self.merge_if_deep();
                 self.node.crash.pass("resume.launched").await;
                 Ok((self.record.view(SandboxState::Running), true))
             }

@@ -97,6 +97,7 @@ impl Actor {
             None => Err(self.unfit(&self.stage)),
         };
         self.enter(Stage::Running);
+        self.merge_if_deep();
         drop(held);
         outcome.map(|checkpoint| (checkpoint, pin)).map_err(|error| node.explain(error))
     }

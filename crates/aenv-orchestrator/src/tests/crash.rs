@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use aenv_types::{Checkpoint, SandboxId};
 use tokio::runtime::Runtime;
 
-use super::lives::{LONG, Scene, team, until};
+use super::lives::{LONG, SHALLOW, Scene, team, until};
 use crate::{
     CRASH_POINTS, CreateRequest, Orchestrator, PauseMode, SandboxError, SandboxState, StandbySettings,
     Timeout, crash::HangPoint,
@@ -20,19 +20,22 @@ enum Verb {
     PauseDisk,
     Resume,
     Capture,
+    /// A capture that makes a stack deep, and the merge after it.
+    CaptureDeep,
     Fork,
     Rollback,
     Kill,
     KillPaused,
 }
 
-const VERBS: [Verb; 10] = [
+const VERBS: [Verb; 11] = [
     Verb::Create,
     Verb::Claim,
     Verb::Pause,
     Verb::PauseDisk,
     Verb::Resume,
     Verb::Capture,
+    Verb::CaptureDeep,
     Verb::Fork,
     Verb::Rollback,
     Verb::Kill,
@@ -56,6 +59,11 @@ async fn prepare(scene: &Scene, node: &Orchestrator, verb: Verb) -> Before {
     scene.world.write(&id, 2);
     if matches!(verb, Verb::Resume | Verb::KillPaused) {
         node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    }
+    if verb == Verb::CaptureDeep {
+        while scene.memory_layers(&node, &id) < SHALLOW {
+            node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+        }
     }
     if verb == Verb::Claim {
         node.create(from(scene, &earlier)).await.unwrap();
@@ -81,6 +89,11 @@ async fn act(scene: &Scene, node: &Orchestrator, verb: Verb, before: &Before) ->
         Verb::PauseDisk => node.pause(&team, id, PauseMode::Filesystem).await,
         Verb::Resume => node.resume(&team, id, Timeout::Set(LONG), PauseMode::Full).await.map(drop),
         Verb::Capture => node.capture(&team, id, PauseMode::Full).await.map(drop),
+        Verb::CaptureDeep => {
+            node.capture(&team, id, PauseMode::Full).await?;
+            until(|| scene.memory_layers(node, id) < SHALLOW).await;
+            Ok(())
+        }
         Verb::Fork => node.fork(&team, id, 2, LONG).await.map(drop),
         Verb::Rollback => node.rollback(&team, id, Arc::clone(&before.earlier)).await.map(drop),
         Verb::Kill | Verb::KillPaused => node.kill(&team, id).await,
@@ -89,7 +102,9 @@ async fn act(scene: &Scene, node: &Orchestrator, verb: Verb, before: &Before) ->
 
 /// Whether a verb may pass a point.
 fn may_pass(verb: Verb, point: &str) -> bool {
-    use Verb::{Capture, Claim, Create, Fork, Kill, KillPaused, Pause, PauseDisk, Resume, Rollback};
+    use Verb::{
+        Capture, CaptureDeep, Claim, Create, Fork, Kill, KillPaused, Pause, PauseDisk, Resume, Rollback,
+    };
     match point.split('.').next().unwrap_or_default() {
         "create" => matches!(verb, Create | Claim | Fork),
         "launch" => matches!(verb, Create | Claim | Fork | Resume | Rollback),
@@ -98,6 +113,7 @@ fn may_pass(verb: Verb, point: &str) -> bool {
         "pause" => matches!(verb, Pause | PauseDisk),
         "resume" => verb == Resume,
         "snapshot" => verb == Capture,
+        "merge" => verb == CaptureDeep,
         "fork" => verb == Fork,
         "rollback" => verb == Rollback,
         "kill" => matches!(verb, Kill | KillPaused),
@@ -142,7 +158,9 @@ fn check(scene: &Scene, verb: Verb, point: &str, before: &Before) {
         let id = &before.id;
         let state = node.get(&team(), id).map(|view| view.state);
         let allowed: &[Option<SandboxState>] = match verb {
-            Verb::Create | Verb::Claim | Verb::Capture | Verb::Fork => &[Some(SandboxState::Running)],
+            Verb::Create | Verb::Claim | Verb::Capture | Verb::CaptureDeep | Verb::Fork => {
+                &[Some(SandboxState::Running)]
+            }
             Verb::Pause | Verb::PauseDisk | Verb::Resume | Verb::Rollback => {
                 &[Some(SandboxState::Running), Some(SandboxState::Paused)]
             }

@@ -147,6 +147,12 @@ impl Scene {
     }
 
     /// Local layers and vm states on disk.
+    /// Layers of memory that the next capture builds on.
+    pub fn memory_layers(&self, node: &Orchestrator, id: &SandboxId) -> usize {
+        let launched = node.node.registry.any(id).unwrap().now().record.launched.clone().unwrap();
+        launched.captured.unwrap_or(launched.memory).len()
+    }
+
     pub fn local_layers(&self) -> usize {
         let entries = std::fs::read_dir(self.home().layers()).unwrap();
         entries
@@ -180,6 +186,9 @@ pub(super) fn team() -> TeamId {
 async fn resume(node: &Orchestrator, id: &SandboxId) -> Result<(crate::SandboxView, bool), SandboxError> {
     node.resume(&team(), id, Timeout::Set(LONG), PauseMode::Full).await
 }
+
+/// Layers that a stack of memory may have before it is merged.
+pub(super) const SHALLOW: usize = 16;
 
 /// Waits until a level is reached.
 pub(super) async fn until(mut reached: impl FnMut() -> bool) {
@@ -350,9 +359,37 @@ async fn stacks_stay_shallow() {
         node.pause(&team(), &id, PauseMode::Full).await.unwrap();
         resume(&node, &id).await.unwrap();
         assert_eq!(scene.world.values(&id), Some((value, value)));
-        let layers = scene.world.state.lock().memories[id.as_str()].len();
-        assert!(layers <= 16, "{layers} memory layers");
+        until(|| scene.memory_layers(&node, &id) <= SHALLOW).await;
     }
+    for value in 41..=80 {
+        scene.world.write(&id, value);
+        node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+        until(|| scene.memory_layers(&node, &id) <= SHALLOW).await;
+    }
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    resume(&node, &id).await.unwrap();
+    assert_eq!(scene.world.values(&id), Some((80, 80)));
+}
+
+#[tokio::test]
+async fn a_capture_waits_for_no_merge_unless_a_stack_gets_too_deep() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    let turn = node.node.merges.acquire().await.unwrap();
+    let mut deepest = 0;
+    for value in 1..=60 {
+        scene.world.write(&id, value);
+        let checkpoint = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+        deepest = deepest.max(checkpoint.memory.unwrap().layers.len());
+    }
+    assert!(deepest > SHALLOW && deepest <= 48, "{deepest}");
+    drop(turn);
+    // What is merged is not what the stack has become meanwhile, so that a second merge may follow.
+    until(|| scene.memory_layers(&node, &id) <= SHALLOW).await;
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    resume(&node, &id).await.unwrap();
+    assert_eq!(scene.world.values(&id), Some((60, 60)));
 }
 
 #[tokio::test]
