@@ -1,5 +1,7 @@
 //! What makes a launched guest itself: names, tokens, environment, randomness. Sent once after each launch.
 
+use std::net::IpAddr;
+
 use aenv_envd_api::{self as envd, InitRequest};
 use aenv_types::{GuestContext, SandboxId, Token};
 use aenv_volume::{Serving, VolumeMount};
@@ -22,33 +24,27 @@ pub(crate) fn init_request(
     record: &Record,
     guest: &GuestContext,
 ) -> Result<InitRequest, SandboxError> {
-    let mut env_vars = guest.env.clone();
-    env_vars.extend(record.env.clone());
-    env_vars.insert("E2B_SANDBOX".into(), "true".into());
-    env_vars.insert("E2B_SANDBOX_ID".into(), record.id.to_string());
-    env_vars.insert("E2B_TEMPLATE_ID".into(), record.template.to_string());
     let own = record.egress.dns_servers.as_slice();
     let dns = if own.is_empty() { &node.resolvers } else { own };
     let ca_bundle = (!record.egress.rules.is_empty()).then(|| node.network.ca_bundle()).flatten();
-    if ca_bundle.is_some() {
-        for name in CA_VARIABLES {
-            env_vars.entry(name.to_owned()).or_insert_with(|| CA_BUNDLE.to_owned());
-        }
-    }
-    Ok(InitRequest {
-        env_vars,
+    let mut init = InitRequest {
         access_token: record.envd_token.as_ref().map(|token| token.expose().to_owned()),
-        timestamp: None,
-        default_user: text(&guest.user),
-        default_workdir: text(&guest.workdir),
-        hostname: Some(record.id.to_string()),
         machine_id: Some(record.machine_id.clone()),
-        entropy: Some(entropy()?),
-        dns_servers: (!dns.is_empty()).then(|| dns.iter().map(ToString::to_string).collect()),
         ca_bundle: ca_bundle.map(str::to_owned),
         volume_mounts: record.volumes.iter().map(mount).collect(),
         lifecycle_id: Some(record.lifecycle_id.clone()),
-    })
+        ..common(&record.id, guest, dns)?
+    };
+    init.env_vars.extend(record.env.clone());
+    init.env_vars.insert("E2B_SANDBOX".into(), "true".into());
+    init.env_vars.insert("E2B_SANDBOX_ID".into(), record.id.to_string());
+    init.env_vars.insert("E2B_TEMPLATE_ID".into(), record.template.to_string());
+    if init.ca_bundle.is_some() {
+        for name in CA_VARIABLES {
+            init.env_vars.entry(name.to_owned()).or_insert_with(|| CA_BUNDLE.to_owned());
+        }
+    }
+    Ok(init)
 }
 
 /// The body of `/init` for a guest that is nobody's yet: randomness of its own, so that siblings part ways as soon as they run, and a
@@ -58,17 +54,23 @@ pub(crate) fn init_of_nobody(
     id: &SandboxId,
     guest: &GuestContext,
 ) -> Result<InitRequest, SandboxError> {
-    let dns = &node.resolvers;
+    Ok(InitRequest {
+        access_token: Some(Token::random().expose().to_owned()),
+        machine_id: Some(uuid::Uuid::new_v4().simple().to_string()),
+        lifecycle_id: Some(uuid::Uuid::new_v4().to_string()),
+        ..common(id, guest, &node.resolvers)?
+    })
+}
+
+/// What every guest is told.
+fn common(id: &SandboxId, guest: &GuestContext, dns: &[IpAddr]) -> Result<InitRequest, SandboxError> {
     Ok(InitRequest {
         env_vars: guest.env.clone(),
-        access_token: Some(Token::random().expose().to_owned()),
         default_user: text(&guest.user),
         default_workdir: text(&guest.workdir),
         hostname: Some(id.to_string()),
-        machine_id: Some(uuid::Uuid::new_v4().simple().to_string()),
         entropy: Some(entropy()?),
         dns_servers: (!dns.is_empty()).then(|| dns.iter().map(ToString::to_string).collect()),
-        lifecycle_id: Some(uuid::Uuid::new_v4().to_string()),
         ..InitRequest::default()
     })
 }
