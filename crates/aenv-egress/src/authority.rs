@@ -1,7 +1,7 @@
-//! The node's own certificate authority: what guests with header rules trust, so that the gate can speak for the hosts of those
-//! rules.
+//! Certificate authorities of the node's own. One is what guests with header rules trust, so that the gate can speak for the hosts of
+//! those rules; another one may stand behind the API's own certificate.
 //!
-//! The key never leaves the node. A guest is given the certificate only while its policy has header rules.
+//! Their keys never leave the node. A guest is given the egress one's certificate only while its policy has header rules.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
 };
 use thiserror::Error;
@@ -26,8 +26,6 @@ use tokio_rustls::rustls::{
 
 use crate::HostName;
 
-const KEY_FILE: &str = "egress-ca.key";
-const CERTIFICATE_FILE: &str = "egress-ca.crt";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_LIFE: Duration = Duration::from_secs(3650 * 24 * 3600);
 const LEAF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -47,13 +45,58 @@ pub enum AuthorityError {
     },
     /// The key cannot be used.
     #[error(
-        "the egress CA cannot be used ({0}); remove secrets/{KEY_FILE} and secrets/{CERTIFICATE_FILE} to have a new one made"
+        "{whose} cannot be used ({message}); remove its files from <home>/secrets to have a new one made"
     )]
-    Unusable(String),
+    Unusable {
+        /// Its name.
+        whose: &'static str,
+        /// Why.
+        message: String,
+    },
+}
+
+/// A certificate for a server, and its key, PEM.
+pub struct Issued {
+    /// The server's own certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+}
+
+/// Which authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Header rules.
+    Egress,
+    /// The API and the data plane.
+    Api,
+}
+
+impl Purpose {
+    /// Key and certificate in the folder of secrets.
+    fn files(self) -> [&'static str; 2] {
+        match self {
+            Self::Egress => ["egress-ca.key", "egress-ca.crt"],
+            Self::Api => ["tls-ca.key", "tls-ca.crt"],
+        }
+    }
+
+    /// The authority's common name, and that of what it signs.
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Egress => ["AgentENV egress CA", "AgentENV egress"],
+            Self::Api => ["AgentENV API CA", "AgentENV API"],
+        }
+    }
+
+    fn unusable(self, error: impl std::fmt::Display) -> AuthorityError {
+        AuthorityError::Unusable { whose: self.names()[0], message: error.to_string() }
+    }
 }
 
 /// A certificate authority, and certificates that it has made.
 pub struct Authority {
+    purpose: Purpose,
     pem: String,
     issuer: Issuer<'static, KeyPair>,
     leaf_key: KeyPair,
@@ -61,9 +104,10 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// The authority whose files are in this folder; makes it if there is none.
-    pub fn open(folder: &Path) -> Result<Self, AuthorityError> {
-        let (key_file, certificate_file) = (folder.join(KEY_FILE), folder.join(CERTIFICATE_FILE));
+    /// The authority for this purpose whose files are in this folder; makes it if there is none.
+    pub fn open(folder: &Path, purpose: Purpose) -> Result<Self, AuthorityError> {
+        let unusable = |error: rcgen::Error| purpose.unusable(error);
+        let [key_file, certificate_file] = purpose.files().map(|name| folder.join(name));
         let (key, certificate) = match read(&key_file)? {
             Some(pem) => (KeyPair::from_pem(&pem).map_err(unusable)?, read(&certificate_file)?),
             None => {
@@ -74,7 +118,7 @@ impl Authority {
                 (key, None)
             }
         };
-        let params = ca_params();
+        let params = ca_params(purpose);
         let pem = match certificate {
             Some(pem) => pem,
             None => {
@@ -85,7 +129,7 @@ impl Authority {
             }
         };
         let leaf_key = KeyPair::generate().map_err(unusable)?;
-        Ok(Self { pem, issuer: Issuer::new(params, key), leaf_key, leaves: Mutex::default() })
+        Ok(Self { purpose, pem, issuer: Issuer::new(params, key), leaf_key, leaves: Mutex::default() })
     }
 
     /// Its certificate, PEM.
@@ -104,38 +148,50 @@ impl Authority {
         if leaves.len() >= MAX_LEAVES {
             leaves.clear();
         }
-        let config = Arc::new(self.issue(host)?);
+        let config = Arc::new(self.config_for(host)?);
         leaves.insert(host.clone(), (Instant::now(), Arc::clone(&config)));
         Ok(config)
     }
 
-    fn issue(&self, host: &HostName) -> Result<ServerConfig, AuthorityError> {
-        let mut params = CertificateParams::new(vec![host.as_str().to_owned()]).map_err(unusable)?;
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        // A common name has 64 characters at most; clients look at the alternative names only.
-        params.distinguished_name.push(DnType::CommonName, "AgentENV egress");
-        params.not_before = OffsetDateTime::from(SystemTime::now() - DAY);
-        params.not_after = OffsetDateTime::from(SystemTime::now() + LEAF_LIFE);
-        params.serial_number = Some(SerialNumber::from_slice(&serial()));
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.use_authority_key_identifier_extension = true;
-        let leaf = params.signed_by(&self.leaf_key, &self.issuer).map_err(unusable)?;
+    /// A certificate for these names and addresses (`*.` stands for one label), with a key of its own.
+    pub fn issue(&self, names: &[String], life: Duration) -> Result<Issued, AuthorityError> {
+        let key = KeyPair::generate().map_err(|error| self.purpose.unusable(error))?;
+        let certificate = self.sign(names, life, &key)?.pem();
+        Ok(Issued { certificate, key: key.serialize_pem() })
+    }
+
+    fn config_for(&self, host: &HostName) -> Result<ServerConfig, AuthorityError> {
+        let leaf = self.sign(&[host.as_str().to_owned()], LEAF_LIFE, &self.leaf_key)?;
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.leaf_key.serialize_der()));
         let chain: Vec<CertificateDer<'static>> = vec![leaf.der().clone()];
         let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-            .map_err(unusable)?;
+            .map_err(|error| self.purpose.unusable(error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
+
+    fn sign(&self, names: &[String], life: Duration, key: &KeyPair) -> Result<Certificate, AuthorityError> {
+        let unusable = |error: rcgen::Error| self.purpose.unusable(error);
+        let mut params = CertificateParams::new(names).map_err(unusable)?;
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        // A common name has 64 characters at most; clients look at the alternative names only.
+        params.distinguished_name.push(DnType::CommonName, self.purpose.names()[1]);
+        params.not_before = OffsetDateTime::from(SystemTime::now() - DAY);
+        params.not_after = OffsetDateTime::from(SystemTime::now() + life);
+        params.serial_number = Some(SerialNumber::from_slice(&serial()));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.signed_by(key, &self.issuer).map_err(unusable)
+    }
 }
 
-fn ca_params() -> CertificateParams {
+fn ca_params(purpose: Purpose) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, "AgentENV egress CA");
+    params.distinguished_name.push(DnType::CommonName, purpose.names()[0]);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.not_before = OffsetDateTime::from(SystemTime::now() - DAY);
@@ -156,10 +212,6 @@ fn read(path: &Path) -> Result<Option<String>, AuthorityError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(AuthorityError::File { path: path.to_owned(), source }),
     }
-}
-
-fn unusable(error: impl std::fmt::Display) -> AuthorityError {
-    AuthorityError::Unusable(error.to_string())
 }
 
 #[cfg(test)]
@@ -202,21 +254,24 @@ mod tests {
     #[test]
     fn it_is_the_same_after_a_restart_and_speaks_for_one_host_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let pem = Authority::open(folder.path()).unwrap().certificate().to_owned();
-        let again = Authority::open(folder.path()).unwrap();
+        let pem = Authority::open(folder.path(), Purpose::Egress).unwrap().certificate().to_owned();
+        let again = Authority::open(folder.path(), Purpose::Egress).unwrap();
         assert_eq!(again.certificate(), pem);
         assert!(is_accepted(&pem, &again, "api.example.com", "api.example.com"));
         assert!(!is_accepted(&pem, &again, "api.example.com", "www.example.com"));
-        let other = Authority::open(tempfile::tempdir().unwrap().path()).unwrap();
+        let other = Authority::open(tempfile::tempdir().unwrap().path(), Purpose::Egress).unwrap();
         assert!(!is_accepted(other.certificate(), &again, "api.example.com", "api.example.com"));
-        let mode = std::fs::metadata(folder.path().join(KEY_FILE)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(folder.path().join("egress-ca.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
     fn damage_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(KEY_FILE), "no key").unwrap();
-        assert!(matches!(Authority::open(folder.path()), Err(AuthorityError::Unusable(_))));
+        std::fs::write(folder.path().join("egress-ca.key"), "no key").unwrap();
+        assert!(matches!(
+            Authority::open(folder.path(), Purpose::Egress),
+            Err(AuthorityError::Unusable { .. })
+        ));
     }
 }

@@ -38,7 +38,7 @@ mod secrets;
 mod trust;
 mod tunnel;
 
-pub use authority::{Authority, AuthorityError};
+pub use authority::{Authority, AuthorityError, Issued, Purpose};
 pub use name::{HostName, ParseHostNameError};
 pub use network::GatedSlots;
 pub use secrets::SecretSource;

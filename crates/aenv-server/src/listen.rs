@@ -1,5 +1,6 @@
 //! The listening socket: HTTP/1.1 and HTTP/2 on one port, with TLS or without, a bound on connections, a graceful end.
 
+pub mod own;
 pub mod tls;
 
 use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};

@@ -8,7 +8,7 @@ use std::{
 };
 
 use aenv_blockd::Exports;
-use aenv_egress::{Authority, GatedSlots, SecretSource, Trust};
+use aenv_egress::{Authority, GatedSlots, Purpose, SecretSource, Trust};
 use aenv_image::{ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
 use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, StandbySettings};
@@ -206,7 +206,7 @@ async fn gated_network(
     secrets: Arc<dyn SecretSource>,
 ) -> anyhow::Result<Arc<dyn Network>> {
     let slots = Slots::open(network(config, home)?).await.context("the network cannot be prepared")?;
-    let authority = Authority::open(&home.secrets())?;
+    let authority = Authority::open(&home.secrets(), Purpose::Egress)?;
     let trust = Trust::load(config.network.egress.extra_ca.as_deref()).context("network.egress.extra_ca")?;
     Ok(Arc::new(GatedSlots::new(slots, authority, trust, secrets)))
 }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use aenv_types::Home;
 use anyhow::Context;
 use chrono::Utc;
 use tokio::{
@@ -20,7 +21,7 @@ use crate::{
     idempotency::Idempotency,
     keys::Keys,
     limits::Limits,
-    listen::{self, tls::Certificate},
+    listen::{self, own::OwnCertificate, tls::Certificate},
     node,
     proxy::Proxy,
     routes::{nodes::CpuClock, system},
@@ -40,13 +41,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let listener = listener.await.with_context(|| format!("{} cannot be listened on", config.api_addr))?;
     let address = listener.local_addr().context("the listening address")?;
 
-    let tls = match (&config.tls.cert_path, &config.tls.key_path) {
-        (Some(cert), Some(key)) => {
-            let certificate = Certificate::open(cert, key)?;
+    let tls = match certificate(&config, &home)? {
+        Some(certificate) => {
             tokio::spawn(certificate.clone().follow());
             Some(certificate.acceptor()?)
         }
-        _ => None,
+        None => None,
     };
 
     // Before the first request, so that nothing goes uncounted.
@@ -92,6 +92,21 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!("ending; running sandboxes go on");
     node.orchestrator.shutdown().await;
     Ok(())
+}
+
+/// The certificate of the listener: the operator's, or one of the server's own making.
+fn certificate(config: &Config, home: &Home) -> anyhow::Result<Option<Certificate>> {
+    if let (Some(cert), Some(key)) = (&config.tls.cert_path, &config.tls.key_path) {
+        return Ok(Some(Certificate::open(cert, key)?));
+    }
+    if config.tls.names.is_empty() {
+        return Ok(None);
+    }
+    let own = OwnCertificate::make(home, &config.tls.names)?;
+    let (cert, key) = own.files();
+    let certificate = Certificate::open(cert, key)?;
+    tokio::spawn(own.renew());
+    Ok(Some(certificate))
 }
 
 /// Cancels, and ends, at the first SIGTERM or SIGINT.

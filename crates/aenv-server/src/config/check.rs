@@ -1,7 +1,8 @@
 //! Whether the values of a configuration fit together.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use aenv_egress::HostName;
 use aenv_types::{EgressTarget, MachineShape};
 
 use super::{Config, ConfigError};
@@ -20,9 +21,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
             return wrong(format!("{name} is {path:?}; it takes an absolute path"));
         }
     }
-    if config.tls.cert_path.is_some() != config.tls.key_path.is_some() {
-        return wrong("tls.cert_path and tls.key_path go together; one of them is not set".to_owned());
-    }
+    check_tls(config)?;
     let machine = &config.machine;
     let shape = MachineShape {
         vcpus: machine.vcpu_count,
@@ -48,6 +47,30 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     check_ranges(config)?;
     check_backend(config)?;
     check_not_here(config)
+}
+
+fn check_tls(config: &Config) -> Result<(), ConfigError> {
+    let wrong = |message: String| Err(ConfigError::Meaning(message));
+    let tls = &config.tls;
+    if tls.cert_path.is_some() != tls.key_path.is_some() {
+        return wrong("tls.cert_path and tls.key_path go together; one of them is not set".to_owned());
+    }
+    if tls.cert_path.is_some() && !tls.names.is_empty() {
+        return wrong(
+            "tls.names is for a certificate of the server's own making: leave it out, or tls.cert_path"
+                .to_owned(),
+        );
+    }
+    let fits = |name: &&String| {
+        let host = name.strip_prefix("*.").unwrap_or(name);
+        name.parse::<IpAddr>().is_ok() || host.parse::<HostName>().is_ok()
+    };
+    match tls.names.iter().find(|name| !fits(name)) {
+        Some(name) => {
+            wrong(format!("tls.names has {name:?}, which is no host name, no *.domain and no address"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Below 65536 are the host's own users, and the last uid is none.
@@ -166,6 +189,7 @@ mod tests {
             ("api_addr", "nowhere"),
             ("home_path", "relative"),
             ("tls.cert_path", "/cert.pem"),
+            ("tls.names", "a name"),
             ("machine.vcpu_count", "3"),
             ("pool.low_watermark", "100"),
             ("qemu.jail.first_uid", "1000"),

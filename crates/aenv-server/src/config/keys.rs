@@ -46,6 +46,7 @@ pub const KEYS: &[Key] = &[
     key("api_addr", Text, "address and port of the API and the data plane"),
     key("tls.cert_path", Text, "certificate chain (PEM) of api_addr; plain HTTP when unset"),
     key("tls.key_path", Text, "its private key (PEM)"),
+    key("tls.names", List, "names and addresses of a certificate that the server makes by itself"),
     key("home_path", Text, "what survives a reboot"),
     key("runtime_path", Text, "sockets and mounts of this boot"),
     key("virtualization_mode", Choice(&["auto", "kvm", "pvm", "tcg"]), "what runs the guests' instructions"),
