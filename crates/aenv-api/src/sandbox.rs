@@ -49,7 +49,7 @@ pub struct NewSandbox {
     /// Environment of every process in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// MCP servers; the client starts the gateway itself, the server only takes the field.
+    /// MCP servers. Kept and given back by get; the client starts the gateway itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub mcp: Option<serde_json::Value>,
@@ -282,6 +282,10 @@ pub struct SandboxDetail {
     /// As it was given; null when it was not.
     #[serde(default)]
     pub allow_internet_access: Option<bool>,
+    /// As it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub mcp: Option<serde_json::Value>,
     /// Domain of host names; null: the client keeps its own.
     #[serde(default)]
     pub domain: Option<String>,

@@ -35,6 +35,8 @@ pub struct CreateRequest {
     pub network: serde_json::Value,
     /// `allowInternetAccess` as it was sent (`None`: unset).
     pub allow_internet_access: Option<bool>,
+    /// The MCP servers that its client starts in it, given back unchanged by get; null: none.
+    pub mcp: serde_json::Value,
     /// How the data plane treats requests to it.
     pub proxy: ProxyOptions,
     /// Volumes to mount.

@@ -51,6 +51,8 @@ pub struct SandboxView {
     pub network: serde_json::Value,
     /// As it was given.
     pub allow_internet_access: Option<bool>,
+    /// As it was given.
+    pub mcp: serde_json::Value,
     /// Version of the envd inside.
     pub envd_version: String,
     /// The guest did not answer when it was paused.

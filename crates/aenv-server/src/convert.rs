@@ -60,6 +60,7 @@ pub fn detail(view: &SandboxView) -> wire::SandboxDetail {
         listed: listed(view),
         envd_access_token: view.envd_token.as_ref().map(|token| token.expose().to_owned()),
         allow_internet_access: view.allow_internet_access,
+        mcp: (!view.mcp.is_null()).then(|| view.mcp.clone()),
         domain: None,
         network,
         lifecycle: Some(wire::Lifecycle {
@@ -132,6 +133,7 @@ pub(crate) fn sample_view(id: &str) -> SandboxView {
         lifecycle: Lifecycle { on_timeout: OnTimeout::Kill, pause_mode: PauseMode::Full, auto_resume: false },
         network: serde_json::Value::Null,
         allow_internet_access: None,
+        mcp: serde_json::Value::Null,
         envd_version: "0.6.13".into(),
         unresponsive_at_pause: false,
         checkpoint: CheckpointId::random(),

@@ -36,6 +36,8 @@ pub(crate) struct Record {
     pub egress: EgressPolicy,
     pub network: serde_json::Value,
     pub allow_internet_access: Option<bool>,
+    #[serde(default)]
+    pub mcp: serde_json::Value,
     pub proxy: ProxyOptions,
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
@@ -152,6 +154,7 @@ impl Record {
             egress: request.egress.clone(),
             network: request.network.clone(),
             allow_internet_access: request.allow_internet_access,
+            mcp: request.mcp.clone(),
             proxy: request.proxy.clone(),
             volumes: request.volumes.clone(),
             hidden: request.hidden,
@@ -185,6 +188,7 @@ impl Record {
             lifecycle: self.lifecycle,
             network: self.network.clone(),
             allow_internet_access: self.allow_internet_access,
+            mcp: self.mcp.clone(),
             envd_version: self.envd_version.clone(),
             unresponsive_at_pause: self.unresponsive_at_pause,
             checkpoint: self.checkpoint.clone(),

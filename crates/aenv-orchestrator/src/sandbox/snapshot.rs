@@ -119,6 +119,7 @@ fn child(source: &Record, checkpoint: Checkpoint, timeout: Duration) -> CreateRe
         egress: source.egress.clone(),
         network: source.network.clone(),
         allow_internet_access: source.allow_internet_access,
+        mcp: source.mcp.clone(),
         proxy: source.proxy.clone(),
         volumes: source.volumes.clone(),
         hidden: source.hidden,

@@ -122,6 +122,7 @@ impl Scene {
             secure: true,
             egress: EgressPolicy::default(),
             network: serde_json::Value::Null,
+            mcp: serde_json::Value::Null,
             allow_internet_access: None,
             proxy: ProxyOptions::default(),
             volumes: Vec::new(),

@@ -62,6 +62,8 @@ pub struct Options {
     pub network: serde_json::Value,
     /// As it was given.
     pub allow_internet_access: Option<bool>,
+    /// As it was given.
+    pub mcp: serde_json::Value,
     /// How the data plane treats it.
     pub proxy: ProxyOptions,
 }
@@ -101,6 +103,7 @@ pub fn options(
             .and_then(|n| serde_json::to_value(n.shown()).ok())
             .unwrap_or_default(),
         allow_internet_access: request.allow_internet_access,
+        mcp: request.mcp.clone().unwrap_or_default(),
     })
 }
 
@@ -202,6 +205,7 @@ pub fn request(
         egress: options.egress,
         network: options.network,
         allow_internet_access: options.allow_internet_access,
+        mcp: options.mcp,
         proxy: options.proxy,
         hidden: false,
         limits: limits::of_team(caller),

@@ -271,6 +271,7 @@ impl Run<'_> {
             egress: EgressPolicy::default(),
             network: serde_json::Value::Null,
             allow_internet_access: None,
+            mcp: serde_json::Value::Null,
             proxy: ProxyOptions::default(),
             volumes: Vec::new(),
             hidden: true,
