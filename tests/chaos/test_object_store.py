@@ -200,6 +200,25 @@ def test_a_store_that_is_silent(near, store, made):
     assert near.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
 
 
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_a_server_starts_while_the_store_is_away(near, store, made, how):
+    runs, sleeps = started(near, made), started(near, made)
+    run(near, runs, "echo kept > /root/name")
+    assert near.api("POST", f"/sandboxes/{sleeps}/pause", {})[0] == 204
+    near.stop()
+    if how == "gone":
+        store.gone()
+    else:
+        store.ill(("silent",))
+    near.start()
+    # It has what lies on the node.
+    assert run(near, runs, "cat /root/name") == "kept\n"
+    assert near.api("POST", f"/v2/sandboxes/{sleeps}/connect", {"timeout": 600})[0] in (200, 201)
+    assert refused(create(near, made, "never-heard-of"))
+    store.back()
+    started(near, made)
+
+
 def test_guests_read_while_the_store_is_away(far, store, made):
     source = started(far, made)
     # Only its disk: a page of memory that cannot be had would end the VMM.

@@ -142,7 +142,7 @@ impl Repository {
     async fn whole(&self, digest: &Digest) -> Result<bool, RepositoryError> {
         let context = format!("reading blob {digest}");
         let path: Path = layout::blob(digest);
-        match self.opened.store.get(&path).await {
+        match self.opened().await?.store.get(&path).await {
             // Collected since it was listed.
             Err(object_store::Error::NotFound { .. }) => Ok(true),
             Err(error) => Err(store_error(context)(error)),

@@ -198,7 +198,9 @@ impl Repository {
                     batch.into_iter().partition(|(digest, _)| named.blobs.contains(digest));
                 report.kept += kept.len() as u64;
                 let removals = unnamed.into_iter().map(|(digest, size)| async move {
-                    documents::remove(&self.opened, &layout::blob(&digest)).await.map(|()| (digest, size))
+                    documents::remove(self.opened().await?, &layout::blob(&digest))
+                        .await
+                        .map(|()| (digest, size))
                 });
                 let batch = futures::future::try_join_all(removals);
                 let batch = tokio::time::timeout(pace.removal, batch).await;
@@ -217,10 +219,10 @@ impl Repository {
                 Err(store_error("removing blobs")("the store did not answer in time"))
             }
             Err(RoundError::Repository(error)) => {
-                documents::remove(&self.opened, &mark).await?;
+                documents::remove(self.opened().await?, &mark).await?;
                 Err(error)
             }
-            Ok(()) => documents::remove(&self.opened, &mark).await,
+            Ok(()) => documents::remove(self.opened().await?, &mark).await,
         }
     }
 
@@ -259,7 +261,7 @@ impl Repository {
     /// Every blob that is there.
     pub(crate) async fn stored(&self) -> Result<HashMap<Digest, Stored>, RepositoryError> {
         let mut blobs = HashMap::new();
-        let mut found = self.opened.store.list(Some(&layout::blobs()));
+        let mut found = self.opened().await?.store.list(Some(&layout::blobs()));
         while let Some(meta) = found.try_next().await.map_err(store_error("listing blobs"))? {
             if let Some(digest) = layout::digest_of(&meta.location) {
                 blobs.insert(digest, Stored { size: meta.size, modified: meta.last_modified });
@@ -271,17 +273,17 @@ impl Repository {
     /// Blobs of commits under way. Removes intents that are too old to be one's, unless this is a dry run.
     pub(crate) async fn intents(&self, dry_run: DryRun) -> Result<HashSet<Digest>, RepositoryError> {
         let mut blobs = HashSet::new();
-        let mut found = self.opened.store.list(Some(&layout::commits()));
+        let mut found = self.opened().await?.store.list(Some(&layout::commits()));
         let oldest = Utc::now() - LONGEST_COMMIT;
         while let Some(meta) = found.try_next().await.map_err(store_error("listing commits"))? {
             if meta.last_modified < oldest {
                 if dry_run == DryRun::No {
-                    documents::remove(&self.opened, &meta.location).await?;
+                    documents::remove(self.opened().await?, &meta.location).await?;
                 }
                 continue;
             }
             // Gone meanwhile: its manifest is there, and is read after the intents.
-            if let Some((bytes, _)) = documents::read(&self.opened, &meta.location).await? {
+            if let Some((bytes, _)) = documents::read(self.opened().await?, &meta.location).await? {
                 let intent: Intent = documents::parse(meta.location.as_ref(), &bytes, layout::FORMAT)?;
                 blobs.extend(intent.blobs);
             }
@@ -294,13 +296,13 @@ impl Repository {
         let path = layout::collection(Uuid::new_v4());
         let mark = Mark { format: layout::FORMAT, valid_until: Utc::now() + valid };
         let bytes = documents::encode("the mark of a collection", &mark)?;
-        documents::write(&self.opened, &path, bytes, PutMode::Create).await?;
+        documents::write(self.opened().await?, &path, bytes, PutMode::Create).await?;
         Ok(path)
     }
 
     /// What uploads that died left in a shared folder's staging.
     async fn clear_staging(&self) -> Result<(), RepositoryError> {
-        let Some(root) = &self.opened.root else { return Ok(()) };
+        let Some(root) = &self.opened().await?.root else { return Ok(()) };
         let staging = root.join("staging");
         blocking(move || {
             let Ok(entries) = std::fs::read_dir(&staging) else { return Ok(()) };

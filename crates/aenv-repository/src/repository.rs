@@ -14,6 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::{
@@ -26,6 +27,8 @@ use crate::{
 const BLOBS_AT_ONCE: usize = 4;
 /// Digests of local layers that are remembered, at some 100 bytes each.
 const KNOWN_DIGESTS: usize = 50_000;
+/// A node does not wait longer for its repository when it starts.
+const OPENED_WITHIN: Duration = Duration::from_secs(10);
 /// A commit waits this long for a garbage collection that is deleting; those stop by themselves before.
 const COLLECTION_LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -134,7 +137,9 @@ pub struct Versioned<T> {
 /// The committed repository. Cheap to clone.
 #[derive(Clone)]
 pub struct Repository {
-    pub(crate) opened: Opened,
+    backend: Opened,
+    /// Set once the format is known to be this version's.
+    checked: Arc<OnceCell<()>>,
     home: Home,
     layers: Layers,
     /// Of local layers that were hashed: they never change, and each checkpoint of a sandbox names those of the one before.
@@ -172,8 +177,30 @@ struct Part {
     digest: Digest,
 }
 
+/// Reads the format marker, or makes it.
+async fn check_format(backend: &Opened) -> Result<(), RepositoryError> {
+    let path = layout::marker();
+    let bytes = match documents::read(backend, &path).await? {
+        Some((bytes, _)) => bytes,
+        None => {
+            let fresh = documents::encode("format.json", &Marker { format: layout::FORMAT })?;
+            match documents::write(backend, &path, fresh.clone(), PutMode::Create).await {
+                Ok(_) => fresh,
+                // Another node was faster.
+                Err(RepositoryError::Conflict(_)) => {
+                    let found = documents::read(backend, &path).await?;
+                    found.ok_or_else(|| RepositoryError::NotFound("format.json".to_owned()))?.0
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    documents::parse::<Marker>("the repository", &bytes, layout::FORMAT).map(drop)
+}
+
 impl Repository {
-    /// Opens (and, if empty, marks with a format version) a repository.
+    /// Opens (and, if empty, marks with a format version) a repository. One that is away is looked at when it is first needed: what runs
+    /// on a node, and what is paused there, does not depend on it.
     pub async fn open(backend: Backend, home: Home) -> Result<Self, RepositoryError> {
         let opened = blobs::blocking(move || backend::open(&backend)).await?;
         Self::over(opened, home).await
@@ -184,25 +211,26 @@ impl Repository {
         Self::over(Opened { store, root: None }, home).await
     }
 
-    async fn over(opened: Opened, home: Home) -> Result<Self, RepositoryError> {
-        let path = layout::marker();
-        let bytes = match documents::read(&opened, &path).await? {
-            Some((bytes, _)) => bytes,
-            None => {
-                let fresh = documents::encode("format.json", &Marker { format: layout::FORMAT })?;
-                match documents::write(&opened, &path, fresh.clone(), PutMode::Create).await {
-                    Ok(_) => fresh,
-                    // Another node was faster.
-                    Err(RepositoryError::Conflict(_)) => {
-                        let found = documents::read(&opened, &path).await?;
-                        found.ok_or_else(|| RepositoryError::NotFound("format.json".to_owned()))?.0
-                    }
-                    Err(error) => return Err(error),
-                }
+    async fn over(backend: Opened, home: Home) -> Result<Self, RepositoryError> {
+        let repository =
+            Self { backend, checked: Arc::default(), home, layers: Layers::Whole, known: Arc::default() };
+        match tokio::time::timeout(OPENED_WITHIN, repository.opened()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error @ RepositoryError::Store { .. })) => {
+                tracing::error!(%error, "the repository cannot be reached; it is tried again when it is needed");
             }
-        };
-        documents::parse::<Marker>("the repository", &bytes, layout::FORMAT)?;
-        Ok(Self { opened, home, layers: Layers::Whole, known: Arc::default() })
+            Ok(Err(error)) => return Err(error),
+            Err(_) => {
+                tracing::error!("the repository does not answer; it is tried again when it is needed");
+            }
+        }
+        Ok(repository)
+    }
+
+    /// The backend, which holds a repository of this version's format.
+    pub(crate) async fn opened(&self) -> Result<&Opened, RepositoryError> {
+        self.checked.get_or_try_init(|| check_format(&self.backend)).await?;
+        Ok(&self.backend)
     }
 
     /// The same repository, whose fetches bring layers in this way.
@@ -220,7 +248,7 @@ impl Repository {
         let intent = self.announce(&committed.id, &parts).await?;
         let stored = self.store(&committed, &parts).await;
         // An intent that stays is only a reason for the collection to keep blobs a while longer.
-        if let Err(error) = documents::remove(&self.opened, &intent).await {
+        if let Err(error) = documents::remove(self.opened().await?, &intent).await {
             tracing::warn!(%error, "the intent of a commit stays until a garbage collection finds it old");
         }
         stored.map(|()| committed)
@@ -228,8 +256,8 @@ impl Repository {
 
     async fn store(&self, committed: &Checkpoint, parts: &[Part]) -> Result<(), RepositoryError> {
         let uploads = parts.iter().map(|part| async move {
-            if !blobs::present(&self.opened, &part.digest, part.size).await? {
-                blobs::upload(&self.opened, part.digest, self.home.layer(&part.name)).await?;
+            if !blobs::present(self.opened().await?, &part.digest, part.size).await? {
+                blobs::upload(self.opened().await?, part.digest, self.home.layer(&part.name)).await?;
             }
             blobs::link_locally(&self.home, part.name, part.digest).await
         });
@@ -238,7 +266,7 @@ impl Repository {
         uploads.collect::<Vec<_>>().await.into_iter().collect::<Result<(), _>>()?;
         let path = layout::checkpoint(&committed.id);
         let bytes = documents::encode("a checkpoint", committed)?;
-        match documents::write(&self.opened, &path, bytes, PutMode::Create).await {
+        match documents::write(self.opened().await?, &path, bytes, PutMode::Create).await {
             Err(RepositoryError::Conflict(_)) if self.checkpoint(&committed.id).await? == *committed => {
                 Ok(())
             }
@@ -256,9 +284,9 @@ impl Repository {
         let blobs = parts.iter().map(|part| part.digest).collect();
         let intent = Intent { format: layout::FORMAT, created_at: Utc::now(), checkpoint: id.clone(), blobs };
         let bytes = documents::encode("an intent", &intent)?;
-        documents::write(&self.opened, &path, bytes, PutMode::Create).await?;
+        documents::write(self.opened().await?, &path, bytes, PutMode::Create).await?;
         let deadline = Instant::now() + COLLECTION_LIMIT;
-        while collect::deleting(&self.opened).await? {
+        while collect::deleting(self.opened().await?).await? {
             if Instant::now() > deadline {
                 let message =
                     "a garbage collection has been deleting for too long; see collections/ in the repository"
@@ -306,7 +334,7 @@ impl Repository {
     /// Reads a manifest.
     pub async fn checkpoint(&self, id: &CheckpointId) -> Result<Checkpoint, RepositoryError> {
         let what = format!("checkpoint {id}");
-        let found = documents::read(&self.opened, &layout::checkpoint(id)).await?;
+        let found = documents::read(self.opened().await?, &layout::checkpoint(id)).await?;
         let (bytes, _) = found.ok_or_else(|| RepositoryError::NotFound(what.clone()))?;
         let checkpoint: Checkpoint = documents::parse(&what, &bytes, CHECKPOINT_FORMAT)?;
         if checkpoint.id != *id {
@@ -325,9 +353,9 @@ impl Repository {
         let state = checkpoint.vm_state.map(|state| state.name);
         let downloads = blobs.into_iter().map(|(digest, size)| async move {
             if self.layers == Layers::OnDemand && state != Some(LayerName::Digest(digest)) {
-                return blobs::refer(&self.opened, &self.home, digest, size).await;
+                return blobs::refer(self.opened().await?, &self.home, digest, size).await;
             }
-            blobs::download(&self.opened, &self.home, digest, size).await
+            blobs::download(self.opened().await?, &self.home, digest, size).await
         });
         // As in a commit, nothing goes on when this returns.
         let downloads = stream::iter(downloads.collect::<Vec<_>>()).buffer_unordered(BLOBS_AT_ONCE);
@@ -337,8 +365,8 @@ impl Repository {
     /// Removes a manifest. Its blobs go with the next garbage collection.
     pub async fn remove(&self, id: &CheckpointId) -> Result<(), RepositoryError> {
         let path = layout::checkpoint(id);
-        match self.opened.store.head(&path).await {
-            Ok(_) => documents::remove(&self.opened, &path).await,
+        match self.opened().await?.store.head(&path).await {
+            Ok(_) => documents::remove(self.opened().await?, &path).await,
             Err(object_store::Error::NotFound { .. }) => {
                 Err(RepositoryError::NotFound(format!("checkpoint {id}")))
             }
@@ -349,7 +377,7 @@ impl Repository {
     /// Ids of all committed checkpoints.
     pub async fn checkpoints(&self) -> Result<Vec<CheckpointId>, RepositoryError> {
         let mut ids = Vec::new();
-        let mut found = self.opened.store.list(Some(&layout::checkpoints()));
+        let mut found = self.opened().await?.store.list(Some(&layout::checkpoints()));
         while let Some(meta) = found.try_next().await.map_err(store_error("listing checkpoints"))? {
             let name = meta.location.filename().and_then(|name| name.strip_suffix(".json"));
             ids.extend(name.and_then(|name| name.parse::<CheckpointId>().ok()));
@@ -359,7 +387,7 @@ impl Repository {
 
     /// When a manifest was committed; `None` when it is not there.
     pub async fn committed_at(&self, id: &CheckpointId) -> Result<Option<DateTime<Utc>>, RepositoryError> {
-        match self.opened.store.head(&layout::checkpoint(id)).await {
+        match self.opened().await?.store.head(&layout::checkpoint(id)).await {
             Ok(meta) => Ok(Some(meta.last_modified)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(store_error(format!("looking for checkpoint {id}"))(error)),
@@ -368,7 +396,7 @@ impl Repository {
 
     /// Teams that have documents, sorted.
     pub async fn teams(&self) -> Result<Vec<TeamId>, RepositoryError> {
-        let found = self.opened.store.list_with_delimiter(Some(&layout::teams())).await;
+        let found = self.opened().await?.store.list_with_delimiter(Some(&layout::teams())).await;
         let folders = found.map_err(store_error("listing teams"))?.common_prefixes;
         let mut teams: Vec<TeamId> =
             folders.iter().filter_map(|folder| folder.filename()?.parse().ok()).collect();
@@ -382,7 +410,7 @@ impl Repository {
         team: &TeamId,
         key: &str,
     ) -> Result<Versioned<T>, RepositoryError> {
-        documents::get(&self.opened, team, key).await
+        documents::get(self.opened().await?, team, key).await
     }
 
     /// Writes a document: `expected: None` only if there is none, else only if its version is still this one.
@@ -393,19 +421,19 @@ impl Repository {
         value: &T,
         expected: Option<&object_store::UpdateVersion>,
     ) -> Result<object_store::UpdateVersion, RepositoryError> {
-        documents::put(&self.opened, team, key, value, expected).await
+        documents::put(self.opened().await?, team, key, value, expected).await
     }
 
     /// Removes a document.
     pub async fn delete(&self, team: &TeamId, key: &str) -> Result<(), RepositoryError> {
-        documents::delete(&self.opened, team, key).await
+        documents::delete(self.opened().await?, team, key).await
     }
 
     /// Keys of a team's documents below a prefix, sorted.
     pub async fn list(&self, team: &TeamId, prefix: &str) -> Result<Vec<String>, RepositoryError> {
         let mut keys = Vec::new();
         let folder = layout::team(team);
-        let mut found = self.opened.store.list(Some(&folder));
+        let mut found = self.opened().await?.store.list(Some(&folder));
         while let Some(meta) = found.try_next().await.map_err(store_error(format!("listing {folder}")))? {
             keys.extend(layout::key_of(team, &meta.location).filter(|key| key.starts_with(prefix)));
         }
