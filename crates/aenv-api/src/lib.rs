@@ -8,6 +8,7 @@
 pub mod account;
 pub mod egress;
 pub mod error;
+pub mod image;
 pub mod logs;
 pub mod metrics;
 pub mod network;
@@ -21,6 +22,7 @@ pub mod volume;
 pub use account::{ApiKey, ApiKeyLimits, ApiKeyMask, ApiKeyUpdate, CreatedApiKey, NewApiKey, Team};
 pub use egress::{NetworkRule, NetworkRules, NetworkTransform, ProxyConfig, ProxyTlsConfig};
 pub use error::{ApiError, ErrorBody};
+pub use image::{ConvertImage, ImageCompression, PublishedImage, PushImage, RegistryUser};
 pub use logs::{LogLevel, LogsDirection, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2};
 pub use metrics::{SandboxMetric, SandboxesWithMetrics};
 pub use network::{NetworkConfig, NetworkUpdate};

@@ -108,7 +108,7 @@ impl Node {
         fs::create_dir_all(home.layers()).unwrap();
         fs::create_dir_all(home.runtime()).unwrap();
         let cache = CacheSettings { folder: folder.path().join("cache"), capacity: 64 * MIB, reserve: 0 };
-        let remotes = Remotes { repository, registries: Default::default(), cache, read_ms, fill };
+        let remotes = Remotes { repository, cache, read_ms, fill };
         fs::write(home.blockd_remotes(), serde_json::to_vec(&remotes).unwrap()).unwrap();
         let client = launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd"))).await.unwrap();
         Self { client, home, folder }
@@ -117,7 +117,7 @@ impl Node {
     /// Notes that a layer is elsewhere.
     fn remote(&self, size: u64, digest: &str) -> PathBuf {
         let place = Place::Repository { key: "blobs/it".to_owned() };
-        let location = Location { place, size, digest: format!("sha256:{digest}") };
+        let location = Location { place, size, digest: format!("sha256:{digest}"), disk: None };
         let layer = self.home.layers().join("layer");
         fs::write(self.home.layers().join("layer.remote"), serde_json::to_vec(&location).unwrap()).unwrap();
         layer

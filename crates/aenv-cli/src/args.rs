@@ -77,6 +77,9 @@ pub(crate) enum Command {
     /// Create, list and revoke API keys.
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Convert images so that nodes read only what they need of them, and publish them.
+    #[command(subcommand)]
+    Image(ImageCommand),
     /// Look after the repository of templates and snapshots (with the server's first key).
     #[command(subcommand)]
     Repo(RepoCommand),
@@ -492,6 +495,47 @@ pub(crate) struct KeyLimits {
     /// What templates and snapshots of the team may take, in MiB.
     #[arg(long)]
     pub(crate) max_repository: Option<u32>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Convert an image to overlaybd format and publish the result. What is there already is not sent again.
+    Convert {
+        /// `registry/name:tag[@digest]`, or a file of the server's: `oci:DIR[:tag]`, `oci-archive:FILE`, `docker-archive:FILE`.
+        image: String,
+        /// `registry/name:tag`, or a folder of the server's: `oci:DIR[:tag]`.
+        target: String,
+        /// How layers are compressed: lz4 is read faster, zstd is smaller.
+        #[arg(long, value_enum, default_value = "lz4")]
+        compression: Compression,
+        #[command(flatten)]
+        login: TargetLogin,
+    },
+    /// Publish a converted image of an OCI layout on the server (with the server's first key).
+    Push {
+        /// `oci:DIR[:tag]`.
+        image: String,
+        /// `registry/name:tag`, or another folder.
+        target: String,
+        #[command(flatten)]
+        login: TargetLogin,
+    },
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Compression {
+    Lz4,
+    Zstd,
+}
+
+#[derive(ClapArgs)]
+pub(crate) struct TargetLogin {
+    /// User of the target's registry. Without one, the server's first key uses what docker on the server has for the registry.
+    #[arg(long, requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+    /// Read the password from stdin.
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
 }
 
 #[derive(Subcommand)]

@@ -107,6 +107,8 @@ pub(crate) struct ParsedConfig {
     pub diff_ids: Vec<Digest>,
     /// For processes in the guest.
     pub guest: GuestContext,
+    /// The document.
+    pub raw: Vec<u8>,
 }
 
 /// Reads a config.
@@ -129,7 +131,7 @@ pub(crate) fn parse_config(bytes: &[u8]) -> Result<ParsedConfig, LayerError> {
             text.parse().map_err(|_| LayerError::Damaged(format!("the diff id {text:?} is no sha256 digest")))
         })
         .collect::<Result<_, _>>()?;
-    Ok(ParsedConfig { diff_ids, guest: guest_context(&config) })
+    Ok(ParsedConfig { diff_ids, guest: guest_context(&config), raw: bytes.to_vec() })
 }
 
 fn guest_context(image: &ImageConfiguration) -> GuestContext {

@@ -58,6 +58,14 @@ pub enum ImageError {
         /// What happened.
         message: String,
     },
+    /// A registry or a layout did not take what was to be published.
+    #[error("nothing was published as {target}: {message}")]
+    NotPublished {
+        /// Where it was to go.
+        target: String,
+        /// What happened.
+        message: String,
+    },
     /// The operating system or blockd refused.
     #[error("{context}: {message}")]
     Io {

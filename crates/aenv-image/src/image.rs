@@ -11,7 +11,7 @@ pub struct PulledImage {
     pub reference: String,
     /// Digest of its manifest.
     pub manifest: Digest,
-    /// Sealed layers of an ext4 root disk, base first, in `<home>/layers`.
+    /// Sealed layers of an ext4 root disk, base first, in `<home>/layers`, or notes there that say where they are.
     pub layers: Vec<LayerRef>,
     /// Size of the disk's filesystem in bytes. A larger disk is grown by the guest's init (`resize2fs` online).
     pub disk_size: u64,
@@ -42,6 +42,11 @@ pub enum PullProgress {
         done: u64,
         /// Compressed bytes in all.
         total: u64,
+    },
+    /// A layer is in overlaybd format and stays where it is; its blocks are read when they are needed.
+    InPlace {
+        /// Its number, from 0.
+        index: usize,
     },
     /// A layer is sealed.
     Sealed {

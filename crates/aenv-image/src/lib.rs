@@ -2,6 +2,9 @@
 //!
 //! The result is keyed by the chain of diff ids, so that images that share layers share them here too.
 //!
+//! An image whose layers are in overlaybd format already is not pulled: `in_place` notes where its layers are. `publish`
+//! makes such images and sends them to registries.
+//!
 //! The rooms: `source` finds an image and hands out its blobs, `blob` checks them as they stream by, `tarball` reads tar,
 //! `apply` puts entries into a filesystem without ever leaving it, `disk` makes and mounts that filesystem, `chain`
 //! remembers what is done, and `pull` does one thing after the other.
@@ -16,12 +19,17 @@ mod config;
 mod disk;
 mod error;
 mod image;
+mod in_place;
+mod overlaybd;
+mod publish;
 mod pull;
 mod reference;
 mod source;
 mod tarball;
 
+pub use aenv_layer::Compression;
 pub use error::ImageError;
 pub use image::{ImageLimits, ImageSettings, PullProgress, PulledImage, RegistryAuth};
+pub use publish::{Destination, PublishAs, PublishProgress, Published};
 pub use pull::Images;
 pub use reference::ImageReference;

@@ -29,18 +29,19 @@ use crate::{
     chain::{Chains, chain_ids},
     disk::{self, MountedDisk},
     error::LayerError,
-    source::{DockerArchive, ImageSource, LayerBlob, Layout, Registry, ResolvedImage},
+    in_place,
+    source::{DockerArchive, Form, ImageSource, LayerBlob, Layout, Registry, ResolvedImage},
     tarball::TarReader,
 };
 
 /// Half-made things of this crate: folders in `staging`, and exports.
-const PREFIX: &str = "image-";
+pub(crate) const PREFIX: &str = "image-";
 /// The file in a staging folder that names the layer which is about to appear.
 const TARGET: &str = "target";
 /// A host's disk with less is full.
 const HOST_RESERVE: u64 = 64 << 20;
 /// How often progress is told.
-const TICK: Duration = Duration::from_millis(200);
+pub(crate) const TICK: Duration = Duration::from_millis(200);
 
 /// Pulls images on a node. Cheap to clone.
 #[derive(Clone)]
@@ -97,9 +98,22 @@ impl Images {
         progress: &(dyn Fn(PullProgress) + Send + Sync),
     ) -> Result<PulledImage, ImageError> {
         let (source, image) = self.resolve(reference, auth).await?;
+        self.pull_resolved(source, image, progress).await
+    }
+
+    /// The same for an image that was found.
+    pub(crate) async fn pull_resolved(
+        &self,
+        source: Arc<dyn ImageSource>,
+        image: ResolvedImage,
+        progress: &(dyn Fn(PullProgress) + Send + Sync),
+    ) -> Result<PulledImage, ImageError> {
         let bytes = image.layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.expected.size));
         progress(PullProgress::Resolved { layers: image.layers.len(), bytes });
         self.check(&image)?;
+        if image.form == Form::Overlaybd {
+            return in_place::refer(&self.inner.home, &source, image, progress).await;
+        }
 
         let chains = chain_ids(&image.config.diff_ids);
         let mut stack: Vec<LayerRef> = Vec::new();
@@ -152,7 +166,20 @@ impl Images {
         Ok(found)
     }
 
-    async fn resolve(
+    pub(crate) fn home(&self) -> &Home {
+        &self.inner.home
+    }
+
+    pub(crate) fn settings(&self) -> &ImageSettings {
+        &self.inner.settings
+    }
+
+    pub(crate) fn check_room(&self, bytes: u64) -> Result<(), LayerError> {
+        self.inner.check_room(bytes)
+    }
+
+    /// Finds an image.
+    pub(crate) async fn resolve(
         &self,
         reference: &ImageReference,
         auth: Option<RegistryAuth>,
@@ -201,7 +228,7 @@ impl Images {
         if layers > limits.layers {
             return Err(damaged(format!("it has {layers} layers, and {} are allowed", limits.layers)));
         }
-        for layer in &image.layers {
+        for layer in image.layers.iter().filter(|_| image.form == Form::Tars) {
             if layer.expected.size > limits.layer_bytes {
                 return Err(ImageError::Hostile {
                     layer: layer.key.clone(),
@@ -368,7 +395,7 @@ impl Inner {
     fn check_room(&self, bytes: u64) -> Result<(), LayerError> {
         match self.room() {
             Some(room) if room < bytes.saturating_add(HOST_RESERVE) => Err(LayerError::NoSpace(format!(
-                "{} has {room} bytes left, and a layer of {bytes} bytes is to be unpacked",
+                "{} has {room} bytes left, and {bytes} bytes are to be written",
                 self.home.path().display()
             ))),
             _ => Ok(()),

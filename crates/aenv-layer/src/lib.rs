@@ -30,6 +30,7 @@ pub use compact::{CompactError, compact};
 pub use format::MAX_STACK_LAYERS;
 pub use layer::{Layer, OpenLayerError};
 pub use stack::{Extent, SealError, SealedLayer, Stack, StackError};
+pub use tarball::TarFrame;
 pub use upper::{OpenUpperError, Upper};
 pub use writer::{LayerSummary, LayerWriter, WriteLayerError};
 pub use zfile::{CompressError, CompressOptions, Compression, OpenZFileError, ZFileSource, compress_zfile};

@@ -6,6 +6,40 @@ use aenv_store::{BlockSource, SourceError, WindowSource};
 
 const BLOCK: u64 = 512;
 const PAX_MAX: u64 = 64 << 10;
+/// What the file inside is called.
+const FILE: &str = "overlaybd.commit";
+
+/// What a tar has around its only file.
+#[derive(Clone, Debug)]
+pub struct TarFrame {
+    /// Before the file.
+    pub head: Vec<u8>,
+    /// After it.
+    pub tail: Vec<u8>,
+}
+
+impl TarFrame {
+    /// Around a layer of so many bytes, in the form of overlaybd's own tools: the size is in a pax record only, which has room for
+    /// any. The same size gives the same bytes.
+    pub fn around(size: u64) -> Self {
+        let value = size.to_string();
+        // The record begins with its own length, which counts its own digits.
+        let rest = " size=".len() + value.len() + 1;
+        let digits = (1..).find(|digits| (rest + digits).to_string().len() == *digits).unwrap_or(2);
+        let record = format!("{} size={value}\n", rest + digits);
+        let mut head = Header::write(b'x', "overlaybd.pax", record.len());
+        head.extend_from_slice(record.as_bytes());
+        head.resize(2 * BLOCK as usize, 0);
+        head.extend(Header::write(b'0', FILE, 0));
+        let padding = size.next_multiple_of(BLOCK) - size;
+        Self { head, tail: vec![0; (padding + 2 * BLOCK) as usize] }
+    }
+
+    /// Bytes of the tar around a file of so many bytes.
+    pub fn whole(&self, size: u64) -> u64 {
+        self.head.len() as u64 + size + self.tail.len() as u64
+    }
+}
 
 /// The file inside, when `source` begins with a tar header. `None`: it does not.
 pub(crate) fn inside(source: &Arc<dyn BlockSource>) -> Result<Option<WindowSource>, SourceError> {
@@ -46,6 +80,21 @@ impl Header {
             return Ok(None);
         }
         Ok(Some(Self { kind: bytes[156], size: number(&bytes[124..136]) }))
+    }
+
+    fn write(kind: u8, name: &str, size: usize) -> Vec<u8> {
+        let mut bytes = [0; BLOCK as usize];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        bytes[100..108].copy_from_slice(b"0000444\0");
+        bytes[108..116].copy_from_slice(b"0000000\0");
+        bytes[116..124].copy_from_slice(b"0000000\0");
+        bytes[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
+        bytes[136..148].copy_from_slice(b"00000000000\0");
+        bytes[156] = kind;
+        bytes[257..265].copy_from_slice(b"ustar\x0000");
+        let sum = format!("{:06o}\0 ", checksum(&bytes));
+        bytes[148..156].copy_from_slice(sum.as_bytes());
+        bytes.to_vec()
     }
 
     fn is_pax(&self) -> bool {
@@ -146,6 +195,21 @@ pub(crate) mod tests {
             file.read_at(&mut buf, 0).unwrap();
             assert_eq!(&buf, b"hello");
         }
+    }
+
+    #[test]
+    fn a_frame_is_read_back() {
+        for size in [0, 1, 5, 80, 81, 82, 511, 512, 900, 9_999_999] {
+            let content = vec![7; size];
+            let frame = TarFrame::around(size as u64);
+            let tar = [&frame.head[..], &content, &frame.tail].concat();
+            assert_eq!((tar.len() as u64, tar.len() % 512), (frame.whole(size as u64), 0));
+            assert_eq!(frame.head.len(), 1536, "overlaybd looks for the layer there");
+            let file = open(tar).unwrap().unwrap();
+            assert_eq!(file.size(), size as u64);
+        }
+        let large = TarFrame::around(20 << 30);
+        assert!(String::from_utf8_lossy(&large.head[512..1024]).starts_with("20 size=21474836480\n"));
     }
 
     #[test]

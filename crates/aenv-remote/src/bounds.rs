@@ -39,6 +39,8 @@ pub(crate) enum Failure {
     Passing(String, Option<Duration>),
     /// It will not.
     Final(String),
+    /// The far end wants to see (other) credentials.
+    Denied(String),
     /// The bytes are wrong.
     Wrong(String),
 }
@@ -91,6 +93,9 @@ impl Bounds {
                 Ok(value) => return Ok(value),
                 Err(Failure::Final(message)) => {
                     return Err(SourceError::Remote { context: context(), message });
+                }
+                Err(Failure::Denied(message)) => {
+                    return Err(SourceError::Denied { context: context(), message });
                 }
                 Err(Failure::Wrong(message)) => return Err(SourceError::corrupt(context(), message)),
                 Err(Failure::Passing(message, _)) if number >= self.attempts => {

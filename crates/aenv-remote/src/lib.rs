@@ -11,11 +11,13 @@
 
 mod bounds;
 mod challenge;
+mod credentials;
 mod location;
 mod object;
 mod registry;
 
 pub use bounds::Bounds;
+pub use credentials::DockerConfig;
 pub use location::{CacheSettings, Location, Login, Place, Remotes, S3Config, StoreConfig};
 pub use object::ObjectSource;
-pub use registry::{BlobName, Credentials, InvalidBlobName, RegistryClient, RegistrySource};
+pub use registry::{BlobName, Credentials, Identity, InvalidBlobName, RegistryClient, RegistrySource};

@@ -1,6 +1,6 @@
 //! Where layers are, and how those places are reached: two small documents that the server writes and blockd reads.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use object_store::{
     BackoffConfig, ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, local::LocalFileSystem,
@@ -20,6 +20,9 @@ pub struct Location {
     pub size: u64,
     /// Digest of all of them, `sha256:` and 64 hex digits.
     pub digest: String,
+    /// Bytes of the disk that it is a layer of, where whoever noted it looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
 }
 
 /// A place that bytes are read from by ranges.
@@ -36,7 +39,28 @@ pub enum Place {
         /// The blob.
         #[serde(flatten)]
         blob: BlobName,
+        /// As whom it is read; as docker's `config.json` says when `None`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        login: Option<Login>,
     },
+    /// A file of this machine, such as a blob of an OCI layout.
+    File {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Place {
+    /// The place in words that stand for it and for nothing else: those of two blobs are equal only if both are one blob.
+    pub fn identity(&self, digest: &str) -> String {
+        match self {
+            Self::Repository { key } => format!("repository {key} {digest}"),
+            Self::Registry { blob, .. } => {
+                format!("registry {}/{} {} {digest}", blob.registry, blob.repository, blob.digest)
+            }
+            Self::File { path } => format!("file {} {digest}", path.display()),
+        }
+    }
 }
 
 /// How places are reached, and the cache for what was read from them.
@@ -45,9 +69,6 @@ pub enum Place {
 pub struct Remotes {
     /// The node's repository.
     pub repository: StoreConfig,
-    /// Users and passwords of registries, by host.
-    #[serde(default)]
-    pub registries: BTreeMap<String, Login>,
     /// The cache.
     pub cache: CacheSettings,
     /// Bound of a read in milliseconds, attempts and pauses included.
@@ -76,6 +97,12 @@ pub struct Login {
     pub user: String,
     /// Password.
     pub password: String,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
+    }
 }
 
 /// An object store.
@@ -161,9 +188,11 @@ mod tests {
         let location = Location {
             place: Place::Registry {
                 blob: BlobName { registry: "r".into(), repository: "a/b".into(), digest: "sha256:00".into() },
+                login: None,
             },
             size: 7,
             digest: "sha256:00".into(),
+            disk: None,
         };
         let text = serde_json::to_string(&location).unwrap();
         assert_eq!(

@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use crate::{
     bounds::{Bounds, Failure},
     challenge::Challenge,
+    credentials::DockerConfig,
 };
 
 /// Redirects that one request follows.
@@ -25,13 +26,34 @@ const LONGEST_TOKEN: usize = 1 << 20;
 /// The longest that a registry's `Retry-After` is heeded.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// What docker's credential helpers call the user when the password is an identity token, which is shown as it is.
+const TOKEN_USER: &str = "<token>";
+
 /// User and password for a registry.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// User.
     pub user: String,
     /// Password, or a token in its place.
     pub password: String,
+}
+
+impl Credentials {
+    /// The identity token that they are, if they are one.
+    pub fn identity_token(&self) -> Option<&str> {
+        (self.user == TOKEN_USER).then_some(self.password.as_str())
+    }
+}
+
+/// As whom a registry is read, when it wants to know.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// As nobody.
+    Anonymous,
+    /// With these.
+    Known(Credentials),
+    /// With what docker's `config.json` of this machine has for the registry, looked up each time.
+    Docker,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -125,7 +147,7 @@ struct Reader {
     name: BlobName,
     url: Url,
     size: u64,
-    credentials: Option<Credentials>,
+    identity: Identity,
 }
 
 impl RegistrySource {
@@ -135,11 +157,11 @@ impl RegistrySource {
         client: RegistryClient,
         name: BlobName,
         size: u64,
-        credentials: Option<Credentials>,
+        identity: Identity,
         bounds: Bounds,
     ) -> Result<Self, InvalidBlobName> {
         let url = name.url()?;
-        Ok(Self { runtime, reader: Arc::new(Reader { client, name, url, size, credentials }), bounds })
+        Ok(Self { runtime, reader: Arc::new(Reader { client, name, url, size, identity }), bounds })
     }
 }
 
@@ -187,7 +209,7 @@ impl Reader {
                 return self.bytes(response, offset, len).await;
             }
             if asked {
-                return Err(Failure::Final("the registry refuses what it asked to see (401)".to_owned()));
+                return Err(Failure::Denied("the registry refuses what it asked to see (401)".to_owned()));
             }
             asked = true;
             let fresh = self.answer(response.headers()).await?;
@@ -199,18 +221,26 @@ impl Reader {
     /// The header that a challenge asks for.
     async fn answer(&self, headers: &HeaderMap) -> Result<String, Failure> {
         let header = text(headers, header::WWW_AUTHENTICATE.as_str());
-        let refused = |message: String| Failure::Final(message);
+        let refused = |message: String| Failure::Denied(message);
         let Some(challenge) = Challenge::parse(header) else {
             return Err(refused(format!(
                 "the registry asks for an unknown kind of login: {}",
                 short(header)
             )));
         };
+        let credentials = match &self.identity {
+            Identity::Anonymous => None,
+            Identity::Known(credentials) => Some(credentials.clone()),
+            Identity::Docker => DockerConfig::load(None).find(&self.name.registry).await,
+        };
+        if let Some(token) = credentials.as_ref().and_then(Credentials::identity_token) {
+            return Ok(format!("Bearer {token}"));
+        }
         let (realm, service) = match challenge {
             Challenge::Basic => {
                 let missing =
                     || refused("the registry wants a user and a password, and there are none".to_owned());
-                let Credentials { user, password } = self.credentials.as_ref().ok_or_else(missing)?;
+                let Credentials { user, password } = credentials.as_ref().ok_or_else(missing)?;
                 // Built by the HTTP client, so that the encoding is its own.
                 let request = self.client.http.get(self.url.clone()).basic_auth(user, Some(password)).build();
                 let built =
@@ -229,7 +259,7 @@ impl Reader {
             url.query_pairs_mut().append_pair("service", &service);
         }
         let mut request = self.client.http.get(url);
-        if let Some(Credentials { user, password }) = &self.credentials {
+        if let Some(Credentials { user, password }) = &credentials {
             request = request.basic_auth(user, Some(password));
         }
         let response = send(request).await?;
@@ -317,6 +347,9 @@ fn refusal(response: &Response) -> Option<Failure> {
     };
     let passing = status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
+    if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        return Some(Failure::Denied(message));
+    }
     if !passing {
         return Some(Failure::Final(message));
     }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_remote::{BlobName, Bounds, Credentials, RegistryClient, RegistrySource};
+use aenv_remote::{BlobName, Bounds, Credentials, Identity, RegistryClient, RegistrySource};
 use aenv_store::{BlockSource, SourceError};
 use tokio::runtime::Runtime;
 
@@ -102,6 +102,10 @@ impl Reading {
         Self { runtime: Runtime::new().unwrap(), client: RegistryClient::new().unwrap(), credentials: None }
     }
 
+    fn identity(&self) -> Identity {
+        self.credentials.clone().map_or(Identity::Anonymous, Identity::Known)
+    }
+
     fn source(&self, port: u16) -> RegistrySource {
         let name = BlobName {
             registry: format!("127.0.0.1:{port}"),
@@ -115,7 +119,7 @@ impl Reading {
             pause: Duration::from_millis(1),
         };
         let (runtime, client) = (self.runtime.handle().clone(), self.client.clone());
-        RegistrySource::new(runtime, client, name, SIZE as u64, self.credentials.clone(), bounds).unwrap()
+        RegistrySource::new(runtime, client, name, SIZE as u64, self.identity(), bounds).unwrap()
     }
 }
 
@@ -178,7 +182,7 @@ fn a_password_is_shown_only_where_it_is_wanted() {
         _ => answer("401 Unauthorized", "WWW-Authenticate: Basic realm=\"x\"\r\n", b""),
     });
     let mut reading = Reading::new();
-    assert!(matches!(read(&reading.source(registry.port)), Err(SourceError::Remote { .. })));
+    assert!(matches!(read(&reading.source(registry.port)), Err(SourceError::Denied { .. })));
     assert_eq!(registry.asked().len(), 1, "without a password there is nothing to try");
     reading.credentials = Some(Credentials { user: "u".to_owned(), password: "p".to_owned() });
     assert_eq!(read(&reading.source(registry.port)).unwrap(), content()[300..400]);

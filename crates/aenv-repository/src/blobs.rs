@@ -144,23 +144,17 @@ fn kept(target: &Path, size: u64) -> bool {
         && fs::metadata(target).is_ok_and(|meta| meta.len() == size)
 }
 
-/// Notes where a blob is, unless the node has it. A note is made only for a blob that is there.
-pub(crate) async fn refer(
-    opened: &Opened,
-    home: &Home,
-    digest: Digest,
-    size: u64,
-) -> Result<(), RepositoryError> {
-    let name = LayerName::Digest(digest);
-    let (file, note) = (home.layer(&name), home.remote_layer(&name));
-    if fs::metadata(&file).is_ok_and(|meta| meta.len() == size) || note.exists() {
-        return Ok(());
-    }
-    if !present(opened, &digest, size).await? {
-        return Err(missing(&digest));
-    }
+/// Whether the node has the blob in a file.
+pub(crate) fn here(home: &Home, digest: &Digest, size: u64) -> bool {
+    fs::metadata(home.layer(&LayerName::Digest(*digest))).is_ok_and(|meta| meta.len() == size)
+}
+
+/// Notes where a blob is that the repository has.
+pub(crate) async fn refer(home: &Home, digest: Digest, size: u64) -> Result<(), RepositoryError> {
+    let note = home.remote_layer(&LayerName::Digest(digest));
     let key = layout::blob(&digest).to_string();
-    let location = Location { place: Place::Repository { key }, size, digest: digest.to_string() };
+    let location =
+        Location { place: Place::Repository { key }, size, digest: digest.to_string(), disk: None };
     let context = format!("noting where blob {digest} is");
     blocking(move || {
         let text = serde_json::to_vec(&location).map_err(store_error(context.clone()))?;

@@ -94,8 +94,9 @@ impl Repository {
         let (mut unreferenced, mut done, total) = (Vec::new(), 0, stored.len() as u64);
         for (blob, found) in stored {
             let user = users.remove(&blob);
-            let fits = user.as_ref().is_none_or(|(size, _)| *size == found.size);
-            if !fits || (depth == Depth::Bytes && !self.whole(&blob).await?) {
+            let elsewhere = found.is_elsewhere();
+            let fits = elsewhere || user.as_ref().is_none_or(|(size, _)| *size == found.size);
+            if !fits || (depth == Depth::Bytes && !elsewhere && !self.whole(&blob).await?) {
                 let checkpoints = user.map(|(_, checkpoints)| checkpoints).unwrap_or_default();
                 damage.push(Damage::Damaged { blob, checkpoints });
             } else if user.is_none() && !intents.contains(&blob) {
@@ -125,7 +126,7 @@ impl Repository {
             }
         }
         for (digest, blob) in self.stored().await? {
-            usage.blobs += 1;
+            usage.blobs += u64::from(!blob.is_elsewhere());
             usage.bytes += blob.size;
             if !named.contains(&digest) {
                 usage.bytes_unreferenced += blob.size;

@@ -123,6 +123,15 @@ pub struct GcReport {
 pub(crate) struct Stored {
     pub(crate) size: u64,
     pub(crate) modified: DateTime<Utc>,
+    /// Where it is stored.
+    pub(crate) path: Path,
+}
+
+impl Stored {
+    /// Whether it only says where a layer is.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.path.prefix_matches(&layout::all_elsewhere())
+    }
 }
 
 /// What the manifests and intents that were read so far name.
@@ -155,11 +164,11 @@ impl Repository {
             } else if blob.modified > youngest {
                 report.young += 1;
             } else {
-                candidates.push((digest, blob.size));
+                candidates.push((digest, blob));
             }
         }
         if collection.dry_run == DryRun::Yes {
-            report.removed_bytes = candidates.iter().map(|(_, size)| size).sum();
+            report.removed_bytes = candidates.iter().map(|(_, blob)| blob.size).sum();
             report.removed = candidates.into_iter().map(|(digest, _)| digest).collect();
             return Ok(report);
         }
@@ -183,7 +192,7 @@ impl Repository {
     async fn round(
         &self,
         pace: Pace,
-        candidates: &mut Vec<(Digest, u64)>,
+        candidates: &mut Vec<(Digest, Stored)>,
         named: &mut Named,
         report: &mut GcReport,
     ) -> Result<(), RepositoryError> {
@@ -197,10 +206,8 @@ impl Repository {
                 let (kept, unnamed): (Vec<_>, Vec<_>) =
                     batch.into_iter().partition(|(digest, _)| named.blobs.contains(digest));
                 report.kept += kept.len() as u64;
-                let removals = unnamed.into_iter().map(|(digest, size)| async move {
-                    documents::remove(self.opened().await?, &layout::blob(&digest))
-                        .await
-                        .map(|()| (digest, size))
+                let removals = unnamed.into_iter().map(|(digest, blob)| async move {
+                    documents::remove(self.opened().await?, &blob.path).await.map(|()| (digest, blob.size))
                 });
                 let batch = futures::future::try_join_all(removals);
                 let batch = tokio::time::timeout(pace.removal, batch).await;
@@ -258,13 +265,20 @@ impl Repository {
         Ok(())
     }
 
-    /// Every blob that is there.
+    /// Every blob that is there, and every layer of which it is said where it is (of no size here).
     pub(crate) async fn stored(&self) -> Result<HashMap<Digest, Stored>, RepositoryError> {
         let mut blobs = HashMap::new();
-        let mut found = self.opened().await?.store.list(Some(&layout::blobs()));
+        let opened = self.opened().await?;
+        let folders =
+            [layout::all_elsewhere(), layout::blobs()].map(|folder| opened.store.list(Some(&folder)));
+        let mut found = stream::iter(folders).flatten();
         while let Some(meta) = found.try_next().await.map_err(store_error("listing blobs"))? {
             if let Some(digest) = layout::digest_of(&meta.location) {
-                blobs.insert(digest, Stored { size: meta.size, modified: meta.last_modified });
+                let mut blob = Stored { size: meta.size, modified: meta.last_modified, path: meta.location };
+                if blob.is_elsewhere() {
+                    blob.size = 0;
+                }
+                blobs.insert(digest, blob);
             }
         }
         Ok(blobs)

@@ -34,6 +34,16 @@ pub(crate) fn blobs() -> Path {
     Path::from("blobs/sha256")
 }
 
+/// Says where a layer is that is no blob of this repository.
+pub(crate) fn elsewhere(name: &Digest) -> Path {
+    Path::from_iter(["elsewhere", "sha256", &name.hex()])
+}
+
+/// Folder of what is elsewhere.
+pub(crate) fn all_elsewhere() -> Path {
+    Path::from("elsewhere/sha256")
+}
+
 /// The digest that a blob's path says.
 pub(crate) fn digest_of(path: &Path) -> Option<Digest> {
     format!("sha256:{}", path.filename()?).parse().ok()

@@ -31,6 +31,7 @@ mod blobs;
 mod check;
 mod collect;
 mod documents;
+mod elsewhere;
 mod layout;
 pub mod repository;
 

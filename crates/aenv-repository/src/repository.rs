@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use aenv_remote::{S3Config, StoreConfig};
+use aenv_remote::{Location, Place, S3Config, StoreConfig};
 use aenv_types::{Checkpoint, CheckpointId, Digest, Home, LayerName, TeamId, checkpoint::CHECKPOINT_FORMAT};
 use chrono::{DateTime, Utc};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -20,7 +21,7 @@ use uuid::Uuid;
 use crate::{
     backend::{self, Opened},
     blobs::{self, store_error},
-    collect, documents, layout,
+    collect, documents, elsewhere, layout,
 };
 
 /// Blobs of one commit or fetch that are under way at the same time.
@@ -175,6 +176,15 @@ struct Part {
     name: LayerName,
     size: u64,
     digest: Digest,
+    bytes: Bytes,
+}
+
+/// Where the bytes of a part are.
+enum Bytes {
+    /// In a file of this node.
+    Here(PathBuf),
+    /// In a registry, where they stay.
+    Elsewhere(Location),
 }
 
 /// Reads the format marker, or makes it.
@@ -256,8 +266,20 @@ impl Repository {
 
     async fn store(&self, committed: &Checkpoint, parts: &[Part]) -> Result<(), RepositoryError> {
         let uploads = parts.iter().map(|part| async move {
+            let file = match &part.bytes {
+                Bytes::Here(file) => file,
+                Bytes::Elsewhere(location) => {
+                    return elsewhere::keep(self.opened().await?, &part.digest, location).await;
+                }
+            };
             if !blobs::present(self.opened().await?, &part.digest, part.size).await? {
-                blobs::upload(self.opened().await?, part.digest, self.home.layer(&part.name)).await?;
+                if elsewhere::known(self.opened().await?, &part.digest).await? {
+                    return Ok(());
+                }
+                blobs::upload(self.opened().await?, part.digest, file.clone()).await?;
+            }
+            if *file != self.home.layer(&part.name) {
+                return Ok(());
             }
             blobs::link_locally(&self.home, part.name, part.digest).await
         });
@@ -304,11 +326,23 @@ impl Repository {
             checkpoint.layers().map(|layer| (layer.name, layer.size)).collect();
         named.extend(checkpoint.vm_state.map(|state| (state.name, state.size)));
         let hashed = named.into_iter().map(|(name, size)| async move {
+            let here = Bytes::Here(self.home.layer(&name));
             let digest = match name {
                 LayerName::Digest(digest) => digest,
                 LayerName::Local(_) => self.digest(name, size).await?,
             };
-            Ok(Part { name, size, digest })
+            let (digest, bytes) = match elsewhere::noted(&self.home, &name).await? {
+                Some(location @ Location { place: Place::Registry { .. }, .. }) => {
+                    (digest, Bytes::Elsewhere(location))
+                }
+                // A file of this machine is of no use to others: it becomes a blob like any other.
+                Some(Location { place: Place::File { path }, digest, .. }) => {
+                    let found = digest.parse().map_err(store_error(format!("the note of layer {name}")))?;
+                    (found, Bytes::Here(path))
+                }
+                Some(Location { place: Place::Repository { .. }, .. }) | None => (digest, here),
+            };
+            Ok(Part { name, size, digest, bytes })
         });
         stream::iter(hashed.collect::<Vec<_>>()).buffer_unordered(BLOBS_AT_ONCE).try_collect().await
     }
@@ -352,14 +386,33 @@ impl Repository {
         let blobs = digests(checkpoint)?;
         let state = checkpoint.vm_state.map(|state| state.name);
         let downloads = blobs.into_iter().map(|(digest, size)| async move {
-            if self.layers == Layers::OnDemand && state != Some(LayerName::Digest(digest)) {
-                return blobs::refer(self.opened().await?, &self.home, digest, size).await;
-            }
-            blobs::download(self.opened().await?, &self.home, digest, size).await
+            let whole = self.layers == Layers::Whole || state == Some(LayerName::Digest(digest));
+            self.bring(digest, size, if whole { Layers::Whole } else { Layers::OnDemand }).await
         });
         // As in a commit, nothing goes on when this returns.
         let downloads = stream::iter(downloads.collect::<Vec<_>>()).buffer_unordered(BLOBS_AT_ONCE);
         downloads.collect::<Vec<_>>().await.into_iter().collect()
+    }
+
+    /// One layer of a fetch.
+    async fn bring(&self, digest: Digest, size: u64, how: Layers) -> Result<(), RepositoryError> {
+        if !blobs::here(&self.home, &digest, size) {
+            let noted = elsewhere::noted(&self.home, &LayerName::Digest(digest)).await?;
+            match noted.map(|location| location.place) {
+                Some(Place::Registry { .. }) => return Ok(()),
+                Some(_) if how == Layers::OnDemand => return Ok(()),
+                _ => {}
+            }
+            if !blobs::present(self.opened().await?, &digest, size).await? {
+                let known = elsewhere::refer(self.opened().await?, &self.home, &digest).await?;
+                return if known { Ok(()) } else { Err(blobs::missing(&digest)) };
+            }
+        }
+        match how {
+            Layers::OnDemand if blobs::here(&self.home, &digest, size) => Ok(()),
+            Layers::OnDemand => blobs::refer(&self.home, digest, size).await,
+            Layers::Whole => blobs::download(self.opened().await?, &self.home, digest, size).await,
+        }
     }
 
     /// Removes a manifest. Its blobs go with the next garbage collection.

@@ -188,6 +188,62 @@ async fn on_demand_only_the_vm_state_is_fetched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn layers_in_a_registry_stay_there_and_files_of_a_node_do_not() {
+    use aenv_remote::{BlobName, Location, Login, Place};
+    for store in Store::all() {
+        let (one, two) = (Node::new(), Node::new());
+        let digest = Digest::of(b"bytes that nobody reads").to_string();
+        let note = |node: &Node, place: Place, size: u64, digest: &str| {
+            let name = LayerName::Digest(Digest::of(place.identity(digest).as_bytes()));
+            let location = Location { place, size, digest: digest.to_owned(), disk: Some(4096) };
+            fs::write(node.home.remote_layer(&name), serde_json::to_vec(&location).unwrap()).unwrap();
+            LayerRef { name, size }
+        };
+        let place = Place::Registry {
+            blob: BlobName { registry: "r.example".into(), repository: "a/b".into(), digest: digest.clone() },
+            login: Some(Login { user: "u".into(), password: "secret".into() }),
+        };
+        let remote = note(&one, place, 7000, &digest);
+        let file = one.home.path().join("a-layout's-blob");
+        fs::write(&file, b"content").unwrap();
+        let content = Digest::of(b"content");
+        let local = note(&one, Place::File { path: file.clone() }, 7, &content.to_string());
+        let repository = store.open(&one).await;
+        let checkpoint = one.checkpoint(vec![remote, local, one.layer(b"upper")]);
+        let committed = repository.commit(&checkpoint).await.unwrap();
+        let names: Vec<LayerName> = committed.disks[0].layers.iter().map(|layer| layer.name).collect();
+        assert_eq!(names[..2], [remote.name, LayerName::Digest(content)]);
+        assert_eq!(repository.fsck(Depth::Bytes, &|_| ()).await.unwrap(), []);
+        // The same blobs once more, by a node that has nothing.
+        let child = Checkpoint { id: CheckpointId::random(), ..committed.clone() };
+        store.open(&two).await.commit(&child).await.unwrap();
+
+        for layers in [Layers::OnDemand, Layers::Whole] {
+            let fetching = store.open(&two).await.with_layers(layers);
+            fetching.fetch(&committed).await.unwrap();
+            let note = fs::read_to_string(two.home.remote_layer(&remote.name)).unwrap();
+            assert!(note.contains("r.example") && !note.contains("secret"), "{note}");
+            assert!(!two.home.layer(&remote.name).exists());
+        }
+        let fetched = fs::read(two.home.layer(&LayerName::Digest(content))).unwrap();
+        assert_eq!(fetched, b"content");
+
+        // It goes with the last manifest that names it.
+        let all = Collection::new(Duration::ZERO, DryRun::No);
+        assert_eq!(repository.gc(all, &|_| ()).await.unwrap().removed, []);
+        repository.remove(&committed.id).await.unwrap();
+        repository.remove(&child.id).await.unwrap();
+        let LayerName::Digest(name) = remote.name else { panic!("{remote:?}") };
+        assert!(repository.gc(all, &|_| ()).await.unwrap().removed.contains(&name));
+
+        // A file that is not what its note says is not published.
+        fs::write(&file, b"CONTENT").unwrap();
+        let error = repository.commit(&one.checkpoint(vec![local])).await.unwrap_err();
+        assert!(matches!(error, RepositoryError::Corrupt { .. }), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_one_node_commits_another_fetches() {
     for store in Store::all() {
         let (one, two) = (Node::new(), Node::new());

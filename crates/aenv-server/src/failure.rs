@@ -138,6 +138,9 @@ pub fn image_error(error: ImageError) -> ApiError {
         ImageError::Unreachable { .. } => {
             ApiError::new(StatusCode::FAILED_DEPENDENCY, text).with_code("image_unreachable")
         }
+        ImageError::NotPublished { .. } => {
+            ApiError::new(StatusCode::FAILED_DEPENDENCY, text).with_code("image_not_published")
+        }
         broken => {
             tracing::error!(detail = %broken, "an image could not be made");
             ApiError::internal("the image could not be made; the server's log says why")

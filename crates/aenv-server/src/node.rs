@@ -1,7 +1,6 @@
 //! A node put together: data plane, network, engine, repository, orchestrator, templates.
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -257,7 +256,6 @@ fn write_remotes(config: &Config, home: &Home, backend: &Backend) -> anyhow::Res
     let folder = config.image.cache.root_dir.clone().unwrap_or_else(|| home.cache().join("blocks"));
     let remotes = Remotes {
         repository: backend.reached(),
-        registries: BTreeMap::new(),
         cache: CacheSettings {
             folder,
             capacity: config.image.cache.capacity_gb << 30,

@@ -6,7 +6,7 @@ use utoipa::{
 };
 
 use crate::routes::{
-    api_keys, cold, create, lifecycle, logs, metrics, network, nodes, repository, sandboxes, secrets,
+    api_keys, cold, create, images, lifecycle, logs, metrics, network, nodes, repository, sandboxes, secrets,
     snapshots, system, teams, templates, volume_content, volumes,
 };
 
@@ -41,6 +41,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
     for part in [
         create::Doc::openapi(),
         cold::Doc::openapi(),
+        images::Doc::openapi(),
         sandboxes::Doc::openapi(),
         lifecycle::Doc::openapi(),
         snapshots::Doc::openapi(),

@@ -30,6 +30,9 @@ use crate::{
     upkeep::Upkeep,
 };
 
+/// Images that are published at the same time: each keeps a core busy and a disk.
+const PUBLISHING: usize = 2;
+
 /// Runs the server to its end.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let home = node::home(&config);
@@ -64,6 +67,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         orchestrator: node.orchestrator.clone(),
         templates: node.templates,
         images: node.images,
+        publishing: Arc::new(tokio::sync::Semaphore::new(PUBLISHING)),
         upkeep,
         audit: Audit::open(home.path()).context("the audit log cannot be opened")?,
         limits: Limits::default(),

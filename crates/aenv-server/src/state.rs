@@ -15,6 +15,7 @@ use aenv_types::Home;
 use aenv_volume::Volumes;
 use axum::extract::FromRef;
 use chrono::{DateTime, Utc};
+use tokio::sync::Semaphore;
 
 use crate::{
     audit::Audit, config::Config, events::Events, idempotency::Idempotency, keys::Keys, limits::Limits,
@@ -33,6 +34,8 @@ pub struct Shared {
     pub templates: Templates,
     /// OCI images.
     pub images: Images,
+    /// Images that may be published at the same time.
+    pub publishing: Arc<Semaphore>,
     /// Who changed what.
     pub audit: Audit,
     /// What teams use of their limits.

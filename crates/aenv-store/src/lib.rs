@@ -50,6 +50,14 @@ pub enum SourceError {
         /// What it said.
         message: String,
     },
+    /// A remote end wants to see (other) credentials.
+    #[error("{context}: {message}")]
+    Denied {
+        /// What was being read.
+        context: String,
+        /// What it said.
+        message: String,
+    },
     /// No answer within the bound.
     #[error("{context}: no answer within {after:?}")]
     TimedOut {

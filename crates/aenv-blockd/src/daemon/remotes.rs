@@ -12,11 +12,13 @@ use std::{
 
 use aenv_cache::{BlockCache, CacheConfig, CachedSource, SourceId};
 use aenv_remote::{
-    Bounds, Credentials, Location, ObjectSource, Place, RegistryClient, RegistrySource, Remotes as Settings,
+    Bounds, Credentials, Identity, Location, ObjectSource, Place, RegistryClient, RegistrySource,
+    Remotes as Settings,
 };
-use aenv_store::BlockSource;
+use aenv_store::{BlockSource, FileSource};
 use object_store::ObjectStore;
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 
 use super::fill;
@@ -69,9 +71,13 @@ impl Remotes {
         let text = fs::read(file).map_err(|error| error.to_string())?;
         let location: Location =
             serde_json::from_slice(&text).map_err(|error| format!("it says no place: {error}"))?;
-        let id = id(&location.digest).ok_or_else(|| format!("{:?} is no digest", location.digest))?;
+        let id = id(&location).ok_or_else(|| format!("{:?} is no digest", location.digest))?;
         let opened = self.opened()?;
         let source = opened.source(&location, &self.runtime)?;
+        // What a file holds is as near as the cache would be.
+        if matches!(location.place, Place::File { .. }) {
+            return Ok(source);
+        }
         let Some(cache) = self.cache(&opened.settings) else { return Ok(source) };
         let cached = cache.source(id, source);
         if opened.settings.fill {
@@ -139,25 +145,41 @@ impl Opened {
                 let store = Arc::clone(&self.repository);
                 Ok(Arc::new(ObjectSource::new(runtime.clone(), store, path, location.size, self.bounds)))
             }
-            Place::Registry { blob } => {
-                let login = self.settings.registries.get(&blob.registry);
-                let credentials = login
-                    .map(|login| Credentials { user: login.user.clone(), password: login.password.clone() });
+            Place::Registry { blob, login } => {
+                let identity = match login {
+                    Some(login) => Identity::Known(Credentials {
+                        user: login.user.clone(),
+                        password: login.password.clone(),
+                    }),
+                    None => Identity::Docker,
+                };
                 let (runtime, client) = (runtime.clone(), self.registries.clone());
-                RegistrySource::new(runtime, client, blob.clone(), location.size, credentials, self.bounds)
+                RegistrySource::new(runtime, client, blob.clone(), location.size, identity, self.bounds)
                     .map(|source| Arc::new(source) as Arc<dyn BlockSource>)
                     .map_err(|error| error.to_string())
             }
+            Place::File { path } => local(path, location.size),
         }
     }
 }
 
-/// The first half of a sha256.
-fn id(digest: &str) -> Option<SourceId> {
-    let hex = digest.strip_prefix("sha256:").filter(|hex| hex.len() == 64)?;
-    let mut id = [0; 16];
-    for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+/// A file of this machine, which must not have changed its size.
+fn local(path: &Path, size: u64) -> Result<Arc<dyn BlockSource>, String> {
+    let file = FileSource::open(path).map_err(|error| error.to_string())?;
+    if file.size() != size {
+        return Err(format!("{} has {} bytes now and not {size}", path.display(), file.size()));
     }
-    Some(SourceId(id))
+    Ok(Arc::new(file))
+}
+
+/// What stands for a layer's bytes in the cache. A blob of the repository was compared with its digest when it was put there; of
+/// a registry it is known only that it says so, so that its bytes stand for nothing but this place.
+fn id(location: &Location) -> Option<SourceId> {
+    let hex = location.digest.strip_prefix("sha256:").filter(|hex| hex.len() == 64)?;
+    let mut whole = [0; 32];
+    hex::decode_to_slice(hex, &mut whole).ok()?;
+    if !matches!(location.place, Place::Repository { .. }) {
+        whole = Sha256::digest(location.place.identity(&location.digest)).into();
+    }
+    whole.first_chunk().copied().map(SourceId)
 }

@@ -8,6 +8,7 @@ mod dockerfile;
 mod doctor;
 mod exec;
 mod files;
+mod image;
 mod lifecycle;
 mod query;
 mod repo;
@@ -56,6 +57,7 @@ pub(crate) async fn run(args: Args) -> Outcome {
         Command::Logs(logs) => query::logs(logs, format).await,
         Command::Metrics(id) => query::metrics(&id.id, format).await,
         Command::Node(command) => query::node(command, format).await,
+        Command::Image(command) => image::run(command, format).await,
         Command::Repo(command) => repo::run(command, format).await,
         Command::Bench(bench) => bench::run(bench, format).await,
         Command::Demo(demo) => demo::run(demo).await,

@@ -13,6 +13,8 @@ use crate::{
 
 /// A line of progress is longer than this only when something is wrong; a result may be long.
 const LONGEST_LINE: usize = 256 << 20;
+/// What is done first.
+const READING: &str = "reading the repository";
 
 pub(super) async fn run(command: RepoCommand, format: Format) -> Outcome {
     let client = Client::load()?;
@@ -28,7 +30,7 @@ async fn collect(client: &Client, dry_run: bool, grace: Option<u64>, format: For
     if let Some(grace) = grace {
         body["graceSecs"] = grace.into();
     }
-    let result = follow(client, "/admin/repository/gc", &body).await?;
+    let result = follow(client, "/admin/repository/gc", &body, READING, step).await?;
     if format == Format::Json {
         output::one(format, &result);
         return Ok(0);
@@ -49,7 +51,7 @@ async fn collect(client: &Client, dry_run: bool, grace: Option<u64>, format: For
 
 /// Ends with 1 when something is damaged or missing; what the next collection takes is no damage.
 async fn check(client: &Client, deep: bool, format: Format) -> Outcome {
-    let result = follow(client, "/admin/repository/fsck", &json!({ "deep": deep })).await?;
+    let result = follow(client, "/admin/repository/fsck", &json!({ "deep": deep }), READING, step).await?;
     let findings = result.as_array().cloned().unwrap_or_default();
     let garbage =
         |finding: &Value| matches!(finding["kind"].as_str(), Some("unreferenced_blob" | "unnamed_manifest"));
@@ -126,10 +128,21 @@ fn bytes(value: &Value) -> String {
     indicatif::HumanBytes(value.as_u64().unwrap_or(0)).to_string()
 }
 
+fn step(progress: &Value) -> String {
+    let step = progress["step"].as_str().unwrap_or("working");
+    format!("{step}: {} of {}", progress["done"], progress["total"])
+}
+
 /// Asks for something long, shows how far it is, and returns its result.
-async fn follow(client: &Client, path: &str, body: &Value) -> Result<Value, CliError> {
+pub(super) async fn follow(
+    client: &Client,
+    path: &str,
+    body: &Value,
+    first: &'static str,
+    step: fn(&Value) -> String,
+) -> Result<Value, CliError> {
     let response = client.send(client.request(http::Method::POST, path).json(body)).await?;
-    let spinner = output::spinner("reading the repository");
+    let spinner = output::spinner(first);
     let mut chunks = response.bytes_stream();
     let mut rest = Vec::new();
     while let Some(chunk) = chunks.next().await {
@@ -145,9 +158,7 @@ async fn follow(client: &Client, path: &str, body: &Value) -> Result<Value, CliE
                 spinner.finish_and_clear();
                 return Ok(result.clone());
             }
-            let progress = &said["progress"];
-            let step = progress["step"].as_str().unwrap_or("working");
-            spinner.set_message(format!("{step}: {} of {}", progress["done"], progress["total"]));
+            spinner.set_message(step(&said["progress"]));
         }
         if rest.len() > LONGEST_LINE {
             break;

@@ -6,7 +6,7 @@ use aenv_types::Digest;
 use async_trait::async_trait;
 use serde::Deserialize;
 
-use super::{ImageSource, LayerBlob, ResolvedImage, about_image, layout::TarIndex};
+use super::{Form, ImageSource, LayerBlob, ResolvedImage, about_image, layout::TarIndex};
 use crate::{ImageError, blob::Expected, config, error::LayerError};
 
 /// An archive of `docker save`.
@@ -94,7 +94,13 @@ impl DockerArchive {
                 config.diff_ids.len()
             )));
         }
-        Ok(ResolvedImage { reference: self.reference.clone(), manifest: digest, config, layers })
+        Ok(ResolvedImage {
+            reference: self.reference.clone(),
+            manifest: digest,
+            config,
+            layers,
+            form: Form::Tars,
+        })
     }
 }
 

@@ -4,11 +4,14 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use aenv_remote::Place;
+use aenv_store::{BlockSource, FileSource};
 use aenv_types::Digest;
 use async_trait::async_trait;
-use oci_spec::image::{Descriptor, ImageIndex};
+use oci_spec::image::{Descriptor, ImageIndex, MediaType};
 
 use super::{Blobs, ImageSource, LayerBlob, ResolvedImage, about_image, resolve_document};
 use crate::{
@@ -85,9 +88,20 @@ impl Layout {
     }
 }
 
-#[async_trait]
-impl ImageSource for Layout {
-    async fn resolve(&self) -> Result<ResolvedImage, ImageError> {
+/// The parts of an image as a layout stores them.
+pub(crate) struct StoredImage {
+    /// The manifest.
+    pub manifest: Vec<u8>,
+    /// Its media type.
+    pub media_type: String,
+    /// The config.
+    pub config: Vec<u8>,
+    /// Digest, size and file of each layer; only the sizes were compared.
+    pub layers: Vec<(Digest, u64, PathBuf)>,
+}
+
+impl Layout {
+    async fn chosen(&self) -> Result<(Digest, Vec<u8>), ImageError> {
         let about = |error| about_image(error, &self.reference);
         let bytes = self.files.read("index.json").map_err(about)?;
         let index: ImageIndex = serde_json::from_slice(&bytes)
@@ -95,14 +109,73 @@ impl ImageSource for Layout {
         let chosen = self.choose(&index)?;
         let digest = config::digest_of(&chosen).map_err(about)?;
         let manifest = super::checked_document(self, &chosen).await.map_err(about)?;
-        resolve_document(self, self.reference.clone(), digest, manifest).await.map_err(about)
+        Ok((digest, manifest))
+    }
+
+    /// The image's parts.
+    pub(crate) async fn stored(&self) -> Result<StoredImage, ImageError> {
+        let (digest, bytes) = self.chosen().await?;
+        self.parts(digest, bytes).await.map_err(|error| about_image(error, &self.reference))
+    }
+
+    async fn parts(&self, digest: Digest, bytes: Vec<u8>) -> Result<StoredImage, LayerError> {
+        let Files::Folder(folder) = &self.files else { return Err(super::not_in_place()) };
+        let (_, manifest, parsed) = super::find_manifest(self, digest, bytes).await?;
+        let config = super::checked_document(self, parsed.config()).await?;
+        let media_type = parsed.media_type().as_ref().unwrap_or(&MediaType::ImageManifest).to_string();
+        let mut layers = Vec::new();
+        for descriptor in parsed.layers() {
+            let digest = config::digest_of(descriptor)?;
+            let (file, size) = (folder.join(blob_name(&digest)), descriptor.size());
+            if !std::fs::metadata(&file).is_ok_and(|found| found.len() == size) {
+                return Err(LayerError::Damaged(format!("it has no {digest} of {size} bytes")));
+            }
+            layers.push((digest, size, file));
+        }
+        Ok(StoredImage { manifest, media_type, config, layers })
+    }
+}
+
+#[async_trait]
+impl ImageSource for Layout {
+    async fn resolve(&self) -> Result<ResolvedImage, ImageError> {
+        let (digest, manifest) = self.chosen().await?;
+        resolve_document(self, self.reference.clone(), digest, manifest)
+            .await
+            .map_err(|error| about_image(error, &self.reference))
     }
 
     async fn open(&self, layer: &LayerBlob) -> Result<Box<dyn Read + Send>, LayerError> {
-        let digest: Digest =
-            layer.key.parse().map_err(|_| LayerError::Damaged(format!("{:?} is no digest", layer.key)))?;
-        self.files.open(&blob_name(&digest))
+        self.files.open(&blob_name(&digest_of(layer)?))
     }
+
+    fn place(&self, layer: &LayerBlob) -> Result<Place, LayerError> {
+        let Files::Folder(folder) = &self.files else { return Err(super::not_in_place()) };
+        let path = folder.join(blob_name(&digest_of(layer)?));
+        let path = std::path::absolute(&path)
+            .map_err(|error| LayerError::io(format!("finding {}", path.display()), error))?;
+        Ok(Place::File { path })
+    }
+
+    fn bytes(&self, layer: &LayerBlob) -> Result<Arc<dyn BlockSource>, LayerError> {
+        let Place::File { path } = self.place(layer)? else { return Err(super::not_in_place()) };
+        match FileSource::open(&path) {
+            Ok(file) if file.size() == layer.expected.size => Ok(Arc::new(file)),
+            Ok(file) => Err(LayerError::Damaged(format!(
+                "its file has {} bytes, and the manifest says {}",
+                file.size(),
+                layer.expected.size
+            ))),
+            Err(_) if !path.exists() => Err(missing(&path.display().to_string())),
+            Err(error) => {
+                Err(LayerError::Io { context: "opening a layer".to_owned(), message: error.to_string() })
+            }
+        }
+    }
+}
+
+fn digest_of(layer: &LayerBlob) -> Result<Digest, LayerError> {
+    layer.key.parse().map_err(|_| LayerError::Damaged(format!("{:?} is no digest", layer.key)))
 }
 
 #[async_trait]
@@ -152,11 +225,11 @@ fn missing(name: &str) -> LayerError {
 /// Where the files of a tar archive are in it.
 pub(super) struct TarIndex {
     path: PathBuf,
-    files: std::collections::HashMap<String, Place>,
+    files: std::collections::HashMap<String, Member>,
 }
 
 /// A file in an archive.
-enum Place {
+enum Member {
     /// Its data: first byte and length.
     Data(u64, u64),
     /// Another file of the archive has it (older `docker save`).
@@ -201,13 +274,13 @@ impl TarIndex {
                 if offset.checked_add(size).is_none_or(|end| end > length) {
                     return Err(damaged(format!("the archive ends in the middle of {name:?}")));
                 }
-                files.insert(name, Place::Data(offset, size));
+                files.insert(name, Member::Data(offset, size));
             } else if kind.is_symlink() || kind.is_hard_link() {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 let target = String::from_utf8_lossy(&target).into_owned();
                 let target =
                     if kind.is_symlink() { beside(&name, &target) } else { clean(target.as_bytes()) };
-                files.insert(name, Place::Link(target));
+                files.insert(name, Member::Link(target));
             }
         }
         Ok(Self { path: path.to_owned(), files })
@@ -217,8 +290,8 @@ impl TarIndex {
         let mut name = name.to_owned();
         for _ in 0..8 {
             match self.files.get(&name)? {
-                Place::Data(offset, size) => return Some((*offset, *size)),
-                Place::Link(target) => name = target.clone(),
+                Member::Data(offset, size) => return Some((*offset, *size)),
+                Member::Link(target) => name = target.clone(),
             }
         }
         None

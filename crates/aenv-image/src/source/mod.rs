@@ -1,22 +1,24 @@
 //! Where images come from: one trait, and one module for each kind of place.
 
-mod credentials;
 mod docker;
 mod layout;
-mod registry;
+pub(crate) mod registry;
 
-use std::io::Read;
+use std::{io::Read, sync::Arc};
 
+use aenv_remote::Place;
+use aenv_store::BlockSource;
 use aenv_types::Digest;
 use async_trait::async_trait;
-use oci_spec::image::Descriptor;
+use oci_spec::image::{Descriptor, ImageManifest};
 
-pub(crate) use self::{credentials::DockerConfig, docker::DockerArchive, layout::Layout, registry::Registry};
+pub(crate) use self::{docker::DockerArchive, layout::Layout, registry::Registry};
 use crate::{
     ImageError,
     blob::Expected,
     config::{self, Document, MAX_DOCUMENT, ParsedConfig},
     error::LayerError,
+    overlaybd::{self, Kind},
 };
 
 /// A layer of an image, as its place stores it.
@@ -36,8 +38,19 @@ pub(crate) struct ResolvedImage {
     pub manifest: Digest,
     /// Its config.
     pub config: ParsedConfig,
-    /// Its layers, base first; as many as the config has diff ids.
+    /// Its layers, base first.
     pub layers: Vec<LayerBlob>,
+    /// What they are: tars, one for each diff id of the config, or layers of a disk in overlaybd format.
+    pub form: Form,
+}
+
+/// What the layers of an image are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Tars of files.
+    Tars,
+    /// Layers of a disk in overlaybd format.
+    Overlaybd,
 }
 
 /// A place where one image is.
@@ -49,6 +62,23 @@ pub(crate) trait ImageSource: Send + Sync {
     /// Opens a layer's stored bytes. They are not checked yet. Reading blocks, and may be done off the runtime's
     /// threads only.
     async fn open(&self, layer: &LayerBlob) -> Result<Box<dyn Read + Send>, LayerError>;
+
+    /// Where a layer can be read by ranges for as long as the image is used.
+    fn place(&self, _layer: &LayerBlob) -> Result<Place, LayerError> {
+        Err(not_in_place())
+    }
+
+    /// A layer's bytes, read by ranges. Called on a thread of the runtime.
+    fn bytes(&self, _layer: &LayerBlob) -> Result<Arc<dyn BlockSource>, LayerError> {
+        Err(not_in_place())
+    }
+}
+
+fn not_in_place() -> LayerError {
+    LayerError::Damaged(
+        "layers in overlaybd format are used where they are, which an archive does not allow: unpack it to a folder (oci:DIR) or push it to a registry"
+            .to_owned(),
+    )
 }
 
 /// A place that knows manifests and blobs by digest.
@@ -61,13 +91,12 @@ trait Blobs: Send + Sync {
 /// An index within an index within ...: deeper than this is a trick.
 const MAX_INDEX_DEPTH: usize = 4;
 
-/// Follows a manifest or index down to one image.
-async fn resolve_document(
+/// Follows a manifest or index down to one manifest.
+async fn find_manifest(
     blobs: &dyn Blobs,
-    reference: String,
     mut digest: Digest,
     mut bytes: Vec<u8>,
-) -> Result<ResolvedImage, LayerError> {
+) -> Result<(Digest, Vec<u8>, ImageManifest), LayerError> {
     for _ in 0..MAX_INDEX_DEPTH {
         match config::parse_document(&bytes)? {
             Document::Index(index) => {
@@ -75,27 +104,50 @@ async fn resolve_document(
                 digest = config::digest_of(&chosen)?;
                 bytes = checked_document(blobs, &chosen).await?;
             }
-            Document::Manifest(manifest) => {
-                let config = config::parse_config(&checked_document(blobs, manifest.config()).await?)?;
-                let mut layers = Vec::with_capacity(manifest.layers().len());
-                for descriptor in manifest.layers() {
-                    config::check_layer_type(descriptor.media_type())?;
-                    let digest = config::digest_of(descriptor)?;
-                    let expected = Expected { digest: Some(digest), size: descriptor.size() };
-                    layers.push(LayerBlob { expected, key: digest.to_string() });
-                }
-                if layers.len() != config.diff_ids.len() {
-                    return Err(LayerError::Damaged(format!(
-                        "its manifest has {} layers and its config {}",
-                        layers.len(),
-                        config.diff_ids.len()
-                    )));
-                }
-                return Ok(ResolvedImage { reference, manifest: digest, config, layers });
-            }
+            Document::Manifest(manifest) => return Ok((digest, bytes, *manifest)),
         }
     }
     Err(LayerError::Damaged("an index within an index within an index, too deep".to_owned()))
+}
+
+/// Follows a manifest or index down to one image.
+async fn resolve_document(
+    blobs: &dyn Blobs,
+    reference: String,
+    digest: Digest,
+    bytes: Vec<u8>,
+) -> Result<ResolvedImage, LayerError> {
+    let (digest, _, manifest) = find_manifest(blobs, digest, bytes).await?;
+    let config = config::parse_config(&checked_document(blobs, manifest.config()).await?)?;
+    let (layers, form) = layers_of(manifest.layers())?;
+    let (said, expected) = (manifest.layers().len(), config.diff_ids.len());
+    if said != expected {
+        let message = format!("its manifest has {said} layers and its config {expected}");
+        return Err(LayerError::Damaged(message));
+    }
+    Ok(ResolvedImage { reference, manifest: digest, config, layers, form })
+}
+
+/// The layers that make the disk, all of one form.
+fn layers_of(descriptors: &[Descriptor]) -> Result<(Vec<LayerBlob>, Form), LayerError> {
+    let mut layers = Vec::with_capacity(descriptors.len());
+    let mut form = None;
+    for descriptor in descriptors {
+        config::check_layer_type(descriptor.media_type())?;
+        let own = match overlaybd::kind(descriptor)? {
+            Kind::Aside => continue,
+            Kind::Files => Form::Tars,
+            Kind::Disk => Form::Overlaybd,
+        };
+        if *form.get_or_insert(own) != own {
+            let message = "some of its layers are in overlaybd format and some are tars of files";
+            return Err(LayerError::Damaged(message.to_owned()));
+        }
+        let digest = config::digest_of(descriptor)?;
+        let expected = Expected { digest: Some(digest), size: descriptor.size() };
+        layers.push(LayerBlob { expected, key: digest.to_string() });
+    }
+    Ok((layers, form.unwrap_or(Form::Tars)))
 }
 
 /// A manifest, index or config whose size and digest are right.

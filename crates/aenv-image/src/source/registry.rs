@@ -2,9 +2,14 @@
 
 use std::{
     io::{self, Read},
+    sync::Arc,
     time::Duration,
 };
 
+use aenv_remote::{
+    BlobName, Bounds, Credentials, DockerConfig, Identity, Login, Place, RegistryClient, RegistrySource,
+};
+use aenv_store::BlockSource;
 use aenv_types::Digest;
 use async_trait::async_trait;
 use bytes::{Buf, Bytes};
@@ -18,7 +23,7 @@ use oci_client::{
 use oci_spec::image::{Descriptor, MediaType};
 use tokio::runtime::Handle;
 
-use super::{Blobs, DockerConfig, ImageSource, LayerBlob, ResolvedImage, about_image, resolve_document};
+use super::{Blobs, ImageSource, LayerBlob, ResolvedImage, about_image, resolve_document};
 use crate::{ImageError, ImageSettings, RegistryAuth, config, error::LayerError};
 
 /// Manifests that we can read.
@@ -29,7 +34,7 @@ const ACCEPTED: &[&str] = &[
     "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
 /// Attempts at one request, or at one position of a blob.
-const ATTEMPTS: u32 = 5;
+pub(crate) const ATTEMPTS: u32 = 5;
 /// How often the connection may break in the middle of one blob.
 const MAX_BREAKS: u32 = 50;
 /// The longest silence of a registry.
@@ -40,14 +45,27 @@ pub(crate) struct Registry {
     client: Client,
     image: Reference,
     reference: String,
+    /// As whom it is asked.
+    credentials: Option<Credentials>,
+    /// Whether those were given for this image; otherwise they are docker's.
+    given: Given,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Given {
+    Yes,
+    No,
 }
 
 /// Why a registry did not give what it was asked for.
-enum Refusal {
+pub(crate) enum Refusal {
+    /// It is not there.
     NotFound(String),
+    /// It wants (other) credentials.
     Denied(String),
     /// May go better next time.
     Passing(String),
+    /// It answers what makes no sense, or finds that what it was told makes none.
     Damaged(String),
 }
 
@@ -68,33 +86,19 @@ impl Registry {
         for full_name in names {
             let image: Reference = full_name.parse().map_err(|_| ImageError::Reference(full_name.clone()))?;
             let host = image.registry().to_owned();
-            if !settings.allowed_registries.is_empty() && !settings.allowed_registries.contains(&host) {
-                return Err(ImageError::Denied {
-                    reference: full_name,
-                    message: format!(
-                        "this node may not use the registry {host} (image.resolver.allowed_registries)"
-                    ),
-                });
-            }
-            let credentials = match auth {
+            check_allowed(&host, &full_name, settings)?;
+            let (credentials, given) = match auth {
                 // Credentials are for one registry; of several search registries only the first gets them.
-                Some(given) if found.is_empty() => {
-                    OciAuth::Basic(given.username.clone(), given.password.expose().to_owned())
+                Some(auth) if found.is_empty() => {
+                    let (user, password) = (auth.username.clone(), auth.password.expose().to_owned());
+                    (Some(Credentials { user, password }), Given::Yes)
                 }
-                _ => docker.find(&host).await,
+                _ => (docker.find(&host).await, Given::No),
             };
-            let protocol = if is_loopback(&host) { ClientProtocol::Http } else { ClientProtocol::Https };
-            let client = Client::new(ClientConfig {
-                protocol,
-                platform_resolver: None,
-                connect_timeout: Some(Duration::from_secs(10)),
-                read_timeout: Some(READ_BOUND),
-                user_agent: concat!("aenv/", env!("CARGO_PKG_VERSION")),
-                ..ClientConfig::default()
-            });
-            client.store_auth_if_needed(image.resolve_registry(), &credentials).await;
+            let client = Client::new(config(&host));
+            client.store_auth_if_needed(image.resolve_registry(), &login(credentials.as_ref())).await;
             let reference = image.whole();
-            found.push(Self { client, image, reference });
+            found.push(Self { client, image, reference, credentials, given });
         }
         Ok(found)
     }
@@ -102,6 +106,14 @@ impl Registry {
     /// Which image this is.
     pub(crate) fn reference(&self) -> &str {
         &self.reference
+    }
+
+    fn blob_name(&self, layer: &LayerBlob) -> BlobName {
+        BlobName {
+            registry: self.image.registry().to_owned(),
+            repository: self.image.repository().to_owned(),
+            digest: layer.key.clone(),
+        }
     }
 
     async fn manifest(&self, image: &Reference) -> Result<Bytes, Refusal> {
@@ -112,8 +124,41 @@ impl Registry {
     }
 }
 
+/// Refuses registries that the node's settings do not allow.
+pub(crate) fn check_allowed(host: &str, image: &str, settings: &ImageSettings) -> Result<(), ImageError> {
+    let allowed = &settings.allowed_registries;
+    if allowed.is_empty() || allowed.iter().any(|one| one == host) {
+        return Ok(());
+    }
+    let message = format!("this node may not use the registry {host} (image.resolver.allowed_registries)");
+    Err(ImageError::Denied { reference: image.to_owned(), message })
+}
+
+/// How a registry is spoken to.
+pub(crate) fn config(host: &str) -> ClientConfig {
+    ClientConfig {
+        protocol: if is_loopback(host) { ClientProtocol::Http } else { ClientProtocol::Https },
+        platform_resolver: None,
+        connect_timeout: Some(Duration::from_secs(10)),
+        read_timeout: Some(READ_BOUND),
+        user_agent: concat!("aenv/", env!("CARGO_PKG_VERSION")),
+        ..ClientConfig::default()
+    }
+}
+
+/// Credentials in the words of the client.
+pub(crate) fn login(credentials: Option<&Credentials>) -> OciAuth {
+    match credentials {
+        None => OciAuth::Anonymous,
+        Some(known) => match known.identity_token() {
+            Some(token) => OciAuth::Bearer(token.to_owned()),
+            None => OciAuth::Basic(known.user.clone(), known.password.clone()),
+        },
+    }
+}
+
 /// Tries again what may go better next time, after a pause that doubles and varies.
-async fn retry<T, F>(mut request: impl FnMut() -> F) -> Result<T, Refusal>
+pub(crate) async fn retry<T, F>(mut request: impl FnMut() -> F) -> Result<T, Refusal>
 where
     F: Future<Output = Result<T, OciDistributionError>>,
 {
@@ -129,12 +174,14 @@ where
     unreachable!("the loop returns at its last attempt")
 }
 
-fn pause(attempt: u32) -> Duration {
+/// Before the next attempt.
+pub(crate) fn pause(attempt: u32) -> Duration {
     let base = 200 * (1 << attempt.min(6));
     Duration::from_millis(base / 2 + u64::from(uuid::Uuid::new_v4().as_bytes()[0]) * base / 512)
 }
 
-fn refusal(error: OciDistributionError) -> Refusal {
+/// What an error of the client means.
+pub(crate) fn refusal(error: OciDistributionError) -> Refusal {
     use OciErrorCode as Code;
     let message = error.to_string();
     match &error {
@@ -144,6 +191,15 @@ fn refusal(error: OciDistributionError) -> Refusal {
         OciDistributionError::ImageManifestNotFoundError(_) => Refusal::NotFound(message),
         OciDistributionError::ServerError { code: 401 | 403, .. } => Refusal::Denied(message),
         OciDistributionError::ServerError { code: 404, .. } => Refusal::NotFound(message),
+        // What was asked cannot be done, and will not be done the next time either.
+        OciDistributionError::ServerError { code: 400 | 405..=407 | 409..=428 | 430..=499, .. } => {
+            Refusal::Damaged(message)
+        }
+        OciDistributionError::RequestError(error)
+            if error.status().is_some_and(|status| matches!(status.as_u16(), 401 | 403)) =>
+        {
+            Refusal::Denied(message)
+        }
         OciDistributionError::ServerError { .. }
         | OciDistributionError::RequestError(_)
         | OciDistributionError::IoError(_) => Refusal::Passing(message),
@@ -168,6 +224,16 @@ fn refusal(error: OciDistributionError) -> Refusal {
 }
 
 impl Refusal {
+    /// What happened.
+    pub(crate) fn message(&self) -> &str {
+        match self {
+            Self::NotFound(message)
+            | Self::Denied(message)
+            | Self::Passing(message)
+            | Self::Damaged(message) => message,
+        }
+    }
+
     fn of_image(self, reference: &str) -> ImageError {
         let reference = reference.to_owned();
         match self {
@@ -191,7 +257,7 @@ impl Refusal {
 }
 
 /// Whether a name has no registry in it: `debian:12`, `library/debian`.
-fn is_short(name: &str) -> bool {
+pub(crate) fn is_short(name: &str) -> bool {
     match name.split_once('/') {
         None => true,
         Some((first, _)) => !(first.contains(['.', ':']) || first == "localhost"),
@@ -241,6 +307,28 @@ impl ImageSource for Registry {
         // A blob that is not there or not allowed is told at once, not in the middle of applying it.
         reader.connect().await?;
         Ok(Box::new(reader))
+    }
+
+    fn place(&self, layer: &LayerBlob) -> Result<Place, LayerError> {
+        let login = match (self.given, &self.credentials) {
+            (Given::Yes, Some(known)) => {
+                Some(Login { user: known.user.clone(), password: known.password.clone() })
+            }
+            _ => None,
+        };
+        Ok(Place::Registry { blob: self.blob_name(layer), login })
+    }
+
+    fn bytes(&self, layer: &LayerBlob) -> Result<Arc<dyn BlockSource>, LayerError> {
+        let client = RegistryClient::new().map_err(|error| LayerError::Io {
+            context: "preparing for the registry".to_owned(),
+            message: error.to_string(),
+        })?;
+        let identity = self.credentials.clone().map_or(Identity::Anonymous, Identity::Known);
+        let (name, size) = (self.blob_name(layer), layer.expected.size);
+        RegistrySource::new(Handle::current(), client, name, size, identity, Bounds::default())
+            .map(|source| Arc::new(source) as Arc<dyn BlockSource>)
+            .map_err(|error| LayerError::Damaged(error.to_string()))
     }
 }
 

@@ -7,6 +7,7 @@ mod concurrency;
 mod exact;
 mod hostile;
 mod measure;
+mod published;
 mod registry;
 mod sources;
 mod support;

@@ -17,13 +17,13 @@ use aenv_types::Token;
 
 use crate::support::{Layout, Node, Packing, Tar, names, run};
 
-struct RegistryProcess {
+pub struct RegistryProcess {
     child: Child,
-    port: u16,
+    pub port: u16,
 }
 
 impl RegistryProcess {
-    fn start(folder: &Path, with_password: WithPassword) -> Self {
+    pub fn start(folder: &Path, with_password: WithPassword) -> Self {
         let mut config = format!(
             "version: 0.1\nlog: {{level: info, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
              http: {{addr: '127.0.0.1:0'}}\n",
@@ -63,7 +63,7 @@ impl RegistryProcess {
 }
 
 #[derive(Clone, Copy)]
-enum WithPassword {
+pub enum WithPassword {
     Yes,
     No,
 }
@@ -200,7 +200,7 @@ async fn a_connection_that_breaks_is_taken_up_where_it_was() {
 }
 
 /// Answers everything with one status and body.
-fn rude_server(status: &'static str, body: &'static str) -> u16 {
+pub fn rude_server(status: &'static str, body: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {

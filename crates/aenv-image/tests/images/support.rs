@@ -14,7 +14,7 @@ use std::{
 
 use aenv_blockd::{
     Client, DiskExport, Exports,
-    daemon::{Config, Daemon, stacks::Stacks},
+    daemon::{Config, Daemon, remotes::Remotes, stacks::Stacks},
 };
 use aenv_image::{ImageError, ImageReference, ImageSettings, Images, PullProgress, PulledImage};
 use aenv_types::{Digest, Home};
@@ -46,13 +46,26 @@ impl Node {
             state: home.runtime().join("blockd.state"),
             workers: 4,
         };
+        let reached = aenv_remote::Remotes {
+            repository: aenv_remote::StoreConfig::Folder(home.path().to_owned()),
+            cache: aenv_remote::CacheSettings {
+                folder: home.cache().join("blocks"),
+                capacity: 256 << 20,
+                reserve: 0,
+            },
+            read_ms: 20_000,
+            fill: false,
+        };
+        let remotes = home.blockd_remotes();
+        fs::write(&remotes, serde_json::to_vec(&reached).unwrap()).unwrap();
         let (stop, stopped) = oneshot::channel();
         let (up, is_up) = std::sync::mpsc::channel();
         let blockd = std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             runtime.block_on(async {
-                let daemon = Daemon::start(config, Stacks::default()).unwrap();
+                let remotes = Remotes::new(remotes, tokio::runtime::Handle::current());
+                let daemon = Daemon::start(config, Stacks::with_remotes(remotes)).unwrap();
                 up.send(()).unwrap();
                 daemon.run(async { stopped.await.unwrap_or(()) }).await.unwrap();
             });

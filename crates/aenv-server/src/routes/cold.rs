@@ -43,7 +43,7 @@ async fn start(
     Json(body): Json<ColdSandbox>,
 ) -> Result<Response, Failure> {
     let options = create::options(&as_new(&body), &state.config.orchestrator, &caller)?;
-    let shape = shape(&body, &state.config.machine)?;
+    let mut shape = shape(&body, &state.config.machine)?;
     check_drives(&body.attached_drives)?;
     let image = reference(&body.image, &state.config, &caller)?;
     let mut drives = Vec::new();
@@ -55,6 +55,11 @@ async fn start(
         let _starting = create::check_running(&state, &caller, 1)?;
         state.orchestrator.disk_room()?;
         let pulled = state.images.pull(&image, None, &|_| ()).await?;
+        if body.disk_size_mb.is_none() {
+            // The filesystem of an image in overlaybd format has the size that its maker gave it.
+            let needed = u32::try_from(mib(pulled.disk_size)).unwrap_or(u32::MAX);
+            shape.disk_mib = shape.disk_mib.max(needed);
+        }
         let mut disks = vec![root_disk(&pulled, shape)?];
         for (drive, image) in drives {
             let pulled = match image {

@@ -3,6 +3,7 @@
 pub mod api_keys;
 pub mod cold;
 pub mod create;
+pub mod images;
 pub mod lifecycle;
 pub mod list;
 pub mod logs;
@@ -22,7 +23,15 @@ pub mod volumes;
 use std::future::Future;
 
 use aenv_api::ApiError;
-use axum::Router;
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::{HeaderValue, header};
+use serde_json::Value;
 
 use crate::{failure::Failure, state::AppState};
 
@@ -31,6 +40,7 @@ pub fn private() -> Router<AppState> {
     Router::new()
         .merge(create::router())
         .merge(cold::router())
+        .merge(images::router())
         .merge(sandboxes::router())
         .merge(lifecycle::router())
         .merge(snapshots::router())
@@ -44,6 +54,13 @@ pub fn private() -> Router<AppState> {
         .merge(templates::router())
         .merge(volumes::router())
         .merge(secrets::router())
+}
+
+/// Answers with lines of JSON as they come.
+pub fn lines(values: impl Stream<Item = Value> + Send + 'static) -> Response {
+    let lines = values.map(|value| Ok::<_, std::convert::Infallible>(Bytes::from(format!("{value}\n"))));
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    ([(header::CONTENT_TYPE, kind)], Body::from_stream(lines)).into_response()
 }
 
 /// Runs `work` to its end, whether or not the client still waits for it.

@@ -6,18 +6,16 @@ use aenv_api::{ApiError, CheckRepository, CollectRepository, ErrorBody, Reposito
 use aenv_repository::{Collection, Depth, DryRun};
 use axum::{
     Json as Answer, Router,
-    body::Body,
     extract::State,
-    response::{IntoResponse, Response},
+    response::Response,
     routing::{get, post},
 };
-use bytes::Bytes;
 use futures::stream;
-use http::{HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::lines;
 use crate::{
     extract::JsonOr,
     failure::Failure,
@@ -59,8 +57,8 @@ async fn collect(
     operator(&caller)?;
     let grace = body.grace_secs.unwrap_or(state.config.snapshot.gc_grace_secs);
     let dry_run = if body.dry_run { DryRun::Yes } else { DryRun::No };
-    let said = state.upkeep.collect(Collection::new(Duration::from_secs(grace), dry_run))?;
-    Ok(lines(said))
+    let collected = state.upkeep.collect(Collection::new(Duration::from_secs(grace), dry_run))?;
+    Ok(said(collected))
 }
 
 /// Looks for missing, damaged and unneeded parts of the repository, and says which templates and snapshots each takes with it.
@@ -78,7 +76,7 @@ async fn check(
     JsonOr(body): JsonOr<CheckRepository>,
 ) -> Result<Response, Failure> {
     operator(&caller)?;
-    Ok(lines(state.upkeep.check(if body.deep { Depth::Bytes } else { Depth::Names })?))
+    Ok(said(state.upkeep.check(if body.deep { Depth::Bytes } else { Depth::Names })?))
 }
 
 /// What the repository holds, and for whom.
@@ -106,9 +104,9 @@ async fn usage(State(state): State<AppState>, caller: Caller) -> Result<Answer<R
     }))
 }
 
-fn lines<T: Serialize + Send + 'static>(said: mpsc::Receiver<Said<T>>) -> Response {
-    let lines = stream::unfold(said, |mut said| async move {
-        let line = match said.recv().await? {
+fn said<T: Serialize + Send + 'static>(said: mpsc::Receiver<Said<T>>) -> Response {
+    lines(stream::unfold(said, |mut said| async move {
+        let value = match said.recv().await? {
             Said::Progress(progress) => {
                 json!({ "progress": { "step": progress.step, "done": progress.done, "total": progress.total } })
             }
@@ -117,10 +115,8 @@ fn lines<T: Serialize + Send + 'static>(said: mpsc::Receiver<Said<T>>) -> Respon
             }
             Said::Done(Err(error)) => json!({ "error": error.body() }),
         };
-        Some((Ok::<_, std::convert::Infallible>(Bytes::from(format!("{line}\n"))), said))
-    });
-    let kind = HeaderValue::from_static("application/x-ndjson");
-    ([(header::CONTENT_TYPE, kind)], Body::from_stream(lines)).into_response()
+        Some((value, said))
+    }))
 }
 
 /// The part of the API's description that is made here.

@@ -139,8 +139,9 @@ impl Run<'_> {
                 self.info("base", &format!("FROM {reference}"));
                 let auth = credentials.as_ref().map(super::RegistryCredentials::auth);
                 let image = self.parts.images.pull(reference, auth, &|progress| self.show(&progress)).await?;
-                let disk =
-                    DiskImage { drive: "root".to_owned(), size: shape.disk_bytes(), layers: image.layers };
+                // The filesystem of an image in overlaybd format has the size that its maker gave it.
+                let size = shape.disk_bytes().max(image.disk_size);
+                let disk = DiskImage { drive: "root".to_owned(), size, layers: image.layers };
                 let origin = Origin::Image { reference: image.reference, manifest: image.manifest };
                 let key = Key::root(&format!("image {} {}", image.manifest, provision::SCRIPT))
                     .then(&disk_key(shape));
@@ -386,6 +387,9 @@ impl Run<'_> {
             }
             PullProgress::Reused { index } => {
                 self.info("base", &format!("layer {} is here already", index + 1))
+            }
+            PullProgress::InPlace { index } => {
+                self.info("base", &format!("layer {} is read where it is, when it is needed", index + 1));
             }
             PullProgress::Sealed { index } => self.info("base", &format!("layer {} is applied", index + 1)),
             PullProgress::Applying { .. } => {}

@@ -9,9 +9,10 @@ use std::{
 };
 
 use base64::Engine as _;
-use oci_client::secrets::RegistryAuth as OciAuth;
 use serde::Deserialize;
 use tokio::{io::AsyncWriteExt, process::Command};
+
+use crate::registry::Credentials;
 
 /// The longest that a credential helper may take.
 const HELPER_BOUND: Duration = Duration::from_secs(20);
@@ -19,7 +20,7 @@ const HELPER_BOUND: Duration = Duration::from_secs(20);
 /// The parts of Docker's `config.json` that concern credentials.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct DockerConfig {
+pub struct DockerConfig {
     auths: HashMap<String, Stored>,
     creds_store: Option<String>,
     cred_helpers: HashMap<String, String>,
@@ -44,7 +45,7 @@ struct HelperAnswer {
 
 impl DockerConfig {
     /// Reads the file, or the one at Docker's own place. A missing or broken one holds no credentials.
-    pub(crate) fn load(configured: Option<&Path>) -> Self {
+    pub fn load(configured: Option<&Path>) -> Self {
         let Some(path) = configured.map(Path::to_owned).or_else(default_path) else {
             return Self::default();
         };
@@ -55,30 +56,30 @@ impl DockerConfig {
         })
     }
 
-    /// Credentials for a registry host.
-    pub(crate) async fn find(&self, host: &str) -> OciAuth {
+    /// Credentials for a registry host, if there are any.
+    pub async fn find(&self, host: &str) -> Option<Credentials> {
         let keys = keys(host);
         let helper = keys.iter().find_map(|key| self.cred_helpers.get(key)).or(self.creds_store.as_ref());
         if let Some(helper) = helper {
             for key in &keys[..1] {
-                if let Some(auth) = ask_helper(helper, key).await {
-                    return auth;
+                if let Some(found) = ask_helper(helper, key).await {
+                    return Some(found);
                 }
             }
         }
-        keys.iter().find_map(|key| self.auths.get(key)).and_then(Stored::decode).unwrap_or(OciAuth::Anonymous)
+        keys.iter().find_map(|key| self.auths.get(key)).and_then(Stored::decode)
     }
 }
 
 impl Stored {
-    fn decode(&self) -> Option<OciAuth> {
+    fn decode(&self) -> Option<Credentials> {
         if let (Some(user), Some(password)) = (&self.username, &self.password) {
-            return Some(OciAuth::Basic(user.clone(), password.clone()));
+            return Some(Credentials { user: user.clone(), password: password.clone() });
         }
         let bytes = base64::engine::general_purpose::STANDARD.decode(self.auth.as_ref()?.trim()).ok()?;
         let text = String::from_utf8(bytes).ok()?;
         let (user, password) = text.trim_end_matches('\0').split_once(':')?;
-        Some(OciAuth::Basic(user.to_owned(), password.to_owned()))
+        Some(Credentials { user: user.to_owned(), password: password.to_owned() })
     }
 }
 
@@ -104,7 +105,7 @@ fn keys(host: &str) -> Vec<String> {
 }
 
 /// Runs `docker-credential-<helper> get`.
-async fn ask_helper(helper: &str, key: &str) -> Option<OciAuth> {
+async fn ask_helper(helper: &str, key: &str) -> Option<Credentials> {
     if !helper.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
         tracing::warn!(helper, "docker's config names a credential helper that cannot be one");
         return None;
@@ -121,11 +122,7 @@ async fn ask_helper(helper: &str, key: &str) -> Option<OciAuth> {
         child.stdin.take()?.write_all(key.as_bytes()).await.ok()?;
         let output = child.wait_with_output().await.ok()?;
         let answer: HelperAnswer = serde_json::from_slice(&output.stdout).ok()?;
-        Some(match answer.username.as_str() {
-            // The secret is an identity token, which registries take as a bearer token.
-            "<token>" => OciAuth::Bearer(answer.secret),
-            _ => OciAuth::Basic(answer.username, answer.secret),
-        })
+        Some(Credentials { user: answer.username, password: answer.secret })
     };
     match tokio::time::timeout(HELPER_BOUND, ask).await {
         Ok(answer) => answer,
@@ -152,14 +149,13 @@ mod tests {
         )
         .unwrap();
         let config = DockerConfig::load(Some(&path));
-        assert_eq!(config.find("docker.io").await, OciAuth::Basic("user".into(), "pa:ss".into()));
-        assert_eq!(config.find("index.docker.io").await, OciAuth::Basic("user".into(), "pa:ss".into()));
-        assert_eq!(config.find("r.example").await, OciAuth::Basic("a".into(), "b".into()));
-        assert_eq!(config.find("127.0.0.1:5000").await, OciAuth::Anonymous);
-        assert_eq!(config.find("other.example").await, OciAuth::Anonymous);
-        assert_eq!(
-            DockerConfig::load(Some(&dir.path().join("none"))).find("r.example").await,
-            OciAuth::Anonymous
-        );
+        let known =
+            |user: &str, password: &str| Some(Credentials { user: user.into(), password: password.into() });
+        assert_eq!(config.find("docker.io").await, known("user", "pa:ss"));
+        assert_eq!(config.find("index.docker.io").await, known("user", "pa:ss"));
+        assert_eq!(config.find("r.example").await, known("a", "b"));
+        assert_eq!(config.find("127.0.0.1:5000").await, None);
+        assert_eq!(config.find("other.example").await, None);
+        assert_eq!(DockerConfig::load(Some(&dir.path().join("none"))).find("r.example").await, None);
     }
 }
