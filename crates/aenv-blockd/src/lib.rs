@@ -13,5 +13,6 @@ pub mod launch;
 pub mod protocol;
 
 pub use client::Client;
+pub use daemon::remotes::TRACES;
 pub use exports::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
 pub use launch::{LaunchError, launch};

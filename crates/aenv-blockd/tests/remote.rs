@@ -260,6 +260,48 @@ async fn the_rest_is_fetched_in_the_background_and_wrong_bytes_are_not_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_launch_needed_is_there_before_the_next_one_asks() {
+    let content = content();
+    let bytes = layer(&content);
+    let store = Store::start(bytes.clone());
+    let places = [20 * MIB, 3 * MIB, 3 * MIB + 300_000, 11 * MIB];
+    let node = Node::start(store.config(), 20_000, false).await;
+    let layer = node.remote(bytes.len() as u64, &"4".repeat(64));
+    let disk = node.disk("one", vec![layer]).await.unwrap();
+    for at in places {
+        assert!(read(&disk, at, 4096).unwrap() == content[at as usize..][..4096]);
+    }
+    drop(disk);
+    node.client.close_disk("one").await.unwrap();
+    let traces = node.folder.path().join("cache/traces");
+    let kept = || {
+        fs::read_dir(&traces).is_ok_and(|traces| traces.flatten().any(|one| one.path().extension().is_some()))
+    };
+    until("the trace is kept", || async { kept() }).await;
+
+    // Another node, which has nothing but the trace.
+    let next = Node::start(store.config(), 20_000, false).await;
+    let folder = next.folder.path().join("cache/traces");
+    fs::create_dir_all(&folder).unwrap();
+    for trace in fs::read_dir(&traces).unwrap() {
+        let trace = trace.unwrap();
+        fs::copy(trace.path(), folder.join(trace.file_name())).unwrap();
+    }
+    let layer = next.remote(bytes.len() as u64, &"4".repeat(64));
+    let before = store.sent.load(Ordering::SeqCst);
+    let disk = next.disk("one", vec![layer]).await.unwrap();
+    // 5 blocks at least: the ends of the layer, and those of the places.
+    let sent = || store.sent.load(Ordering::SeqCst) - before;
+    until("what was needed is fetched", || async { sent() >= 5 * 256 * 1024 }).await;
+    until("and kept", || async { next.kept() >= 5 * 256 * 1024 }).await;
+    store.silent.store(true, Ordering::SeqCst);
+    for at in places {
+        assert!(read(&disk, at, 4096).unwrap() == content[at as usize..][..4096]);
+    }
+    assert!(sent() < 16 * 256 * 1024, "{} bytes were fetched", sent());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_layer_that_is_nowhere_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(StoreConfig::Folder(folder.path().to_owned()), 5000, false).await;

@@ -6,9 +6,10 @@ use std::{
     fs::{self, File, OpenOptions, TryLockError},
     hash::{BuildHasher, RandomState},
     io,
+    ops::Range,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -84,6 +85,9 @@ pub enum OpenCacheError {
     },
 }
 
+/// Told of every read of a source: which one, and the blocks. Called on the thread that reads; must be quick.
+pub type Observer = Box<dyn Fn(SourceId, Range<u64>) + Send + Sync>;
+
 /// The cache. Clones are the same one.
 #[derive(Clone)]
 pub struct BlockCache(Arc<Shared>);
@@ -100,6 +104,7 @@ struct Shared {
     counters: Counters,
     gate: Gate,
     workers: Workers,
+    observer: OnceLock<Observer>,
     _lock: File,
 }
 
@@ -172,6 +177,7 @@ impl BlockCache {
             counters: Counters::default(),
             gate: Gate::default(),
             workers: Workers::start().map_err(failed)?,
+            observer: OnceLock::new(),
             _lock: lock,
         };
         let cache = Self(Arc::new(shared));
@@ -196,6 +202,16 @@ impl BlockCache {
     /// A source whose blocks are kept here. `id` stands for the bytes of `inner`, for ever.
     pub fn source(&self, id: SourceId, inner: Arc<dyn BlockSource>) -> CachedSource {
         CachedSource::new(self.clone(), id, inner)
+    }
+
+    /// Has all reads from now on observed. The first observer stays.
+    pub fn observe(&self, observer: Observer) {
+        // A second one would be told what the first one is told.
+        let _ = self.0.observer.set(observer);
+    }
+
+    pub(crate) fn observer(&self) -> Option<&Observer> {
+        self.0.observer.get()
     }
 
     /// What it has done.

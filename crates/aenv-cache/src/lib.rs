@@ -31,7 +31,7 @@ mod source;
 mod stats;
 mod workers;
 
-pub use cache::{BlockCache, CacheConfig, OpenCacheError};
+pub use cache::{BlockCache, CacheConfig, Observer, OpenCacheError};
 pub use fill::Filled;
 pub use slots::{BLOCK, SourceId};
 pub use source::CachedSource;

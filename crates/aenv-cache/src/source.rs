@@ -44,11 +44,23 @@ impl CachedSource {
         self.cache().forget(self.0.id);
     }
 
+    /// Fetches what is missing of these blocks, with as few reads as there are gaps in it. Waits for what it fetches itself, not for
+    /// what others fetch.
+    pub fn prefetch(&self, blocks: Range<u64>) -> Result<(), SourceError> {
+        let end = blocks.end.min(self.blocks());
+        let mut at = blocks.start;
+        while at < end {
+            at = self.fetch_missing(at..end, RUN)?.max(at + 1);
+        }
+        Ok(())
+    }
+
     pub(crate) fn cache(&self) -> &BlockCache {
         &self.0.cache
     }
 
-    pub(crate) fn blocks(&self) -> u64 {
+    /// Blocks that it has.
+    pub fn blocks(&self) -> u64 {
         self.size().div_ceil(BLOCK)
     }
 
@@ -150,13 +162,9 @@ impl CachedSource {
         }
         let source = self.clone();
         self.cache().workers().submit(move || {
-            let mut at = blocks.start;
-            while at < blocks.end {
-                match source.fetch_missing(at..blocks.end, RUN) {
-                    Ok(next) => at = next.max(at + 1),
-                    // Whoever needs the block will be told.
-                    Err(error) => return tracing::debug!(%error, "not fetched ahead"),
-                }
+            if let Err(error) = source.prefetch(blocks) {
+                // Whoever needs the block will be told.
+                tracing::debug!(%error, "not fetched ahead");
             }
         });
     }
@@ -185,6 +193,9 @@ impl BlockSource for CachedSource {
             return Ok(());
         }
         let touched = offset / BLOCK..(offset + buf.len() as u64).div_ceil(BLOCK);
+        if let Some(observer) = self.cache().observer() {
+            observer(self.0.id, touched.clone());
+        }
         if let Some(blocks) = self.0.ahead.read(touched) {
             self.fetch_ahead(blocks);
         }

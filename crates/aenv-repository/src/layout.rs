@@ -44,6 +44,16 @@ pub(crate) fn all_elsewhere() -> Path {
     Path::from("elsewhere/sha256")
 }
 
+/// Folder of the boot traces of a checkpoint.
+pub(crate) fn traces(id: &CheckpointId) -> Path {
+    Path::from_iter(["traces", id.as_str()])
+}
+
+/// A boot trace of a checkpoint.
+pub(crate) fn trace(id: &CheckpointId, key: &str) -> Path {
+    Path::from_iter(["traces", id.as_str(), &format!("{key}.json")])
+}
+
 /// The digest that a blob's path says.
 pub(crate) fn digest_of(path: &Path) -> Option<Digest> {
     format!("sha256:{}", path.filename()?).parse().ok()

@@ -34,6 +34,7 @@ mod documents;
 mod elsewhere;
 mod layout;
 pub mod repository;
+mod traces;
 
 pub use check::{Damage, Depth, Usage};
 pub use collect::{Collection, DryRun, GcReport, Pace, Progress, Watcher};

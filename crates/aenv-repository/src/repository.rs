@@ -22,6 +22,7 @@ use crate::{
     backend::{self, Opened},
     blobs::{self, store_error},
     collect, documents, elsewhere, layout,
+    traces::{self, Traces},
 };
 
 /// Blobs of one commit or fetch that are under way at the same time.
@@ -145,6 +146,7 @@ pub struct Repository {
     layers: Layers,
     /// Of local layers that were hashed: they never change, and each checkpoint of a sandbox names those of the one before.
     known: Arc<Mutex<HashMap<LayerName, Digest>>>,
+    traces: Option<Traces>,
 }
 
 /// How the layers of a checkpoint come to a node.
@@ -169,6 +171,15 @@ pub(crate) struct Intent {
     pub created_at: DateTime<Utc>,
     pub checkpoint: CheckpointId,
     pub blobs: Vec<Digest>,
+}
+
+/// What a fetch did for one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Brought {
+    /// The node had it, or has it whole now.
+    Known,
+    /// It is elsewhere, and the node knows that now.
+    Noted,
 }
 
 /// A blob of a checkpoint, as it is found on the node.
@@ -222,8 +233,14 @@ impl Repository {
     }
 
     async fn over(backend: Opened, home: Home) -> Result<Self, RepositoryError> {
-        let repository =
-            Self { backend, checked: Arc::default(), home, layers: Layers::Whole, known: Arc::default() };
+        let repository = Self {
+            backend,
+            checked: Arc::default(),
+            home,
+            layers: Layers::Whole,
+            known: Arc::default(),
+            traces: None,
+        };
         match tokio::time::timeout(OPENED_WITHIN, repository.opened()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error @ RepositoryError::Store { .. })) => {
@@ -246,6 +263,11 @@ impl Repository {
     /// The same repository, whose fetches bring layers in this way.
     pub fn with_layers(self, layers: Layers) -> Self {
         Self { layers, ..self }
+    }
+
+    /// The same repository, through which nodes share the boot traces that blockd keeps in `folder`.
+    pub fn with_traces(self, folder: PathBuf) -> Self {
+        Self { traces: Some(Traces::new(folder)), ..self }
     }
 
     /// Uploads the blobs that are missing, then the manifest. Returns the checkpoint as committed: every layer and the
@@ -391,27 +413,38 @@ impl Repository {
         });
         // As in a commit, nothing goes on when this returns.
         let downloads = stream::iter(downloads.collect::<Vec<_>>()).buffer_unordered(BLOBS_AT_ONCE);
-        downloads.collect::<Vec<_>>().await.into_iter().collect()
+        let brought: Vec<Brought> =
+            downloads.collect::<Vec<_>>().await.into_iter().collect::<Result<_, _>>()?;
+        if let Some(traces) = &self.traces {
+            if brought.contains(&Brought::Noted) {
+                traces.take(self.opened().await?, &self.home, checkpoint).await;
+            } else {
+                traces.give(self.opened().await?, &self.home, checkpoint);
+            }
+        }
+        Ok(())
     }
 
     /// One layer of a fetch.
-    async fn bring(&self, digest: Digest, size: u64, how: Layers) -> Result<(), RepositoryError> {
+    async fn bring(&self, digest: Digest, size: u64, how: Layers) -> Result<Brought, RepositoryError> {
         if !blobs::here(&self.home, &digest, size) {
             let noted = elsewhere::noted(&self.home, &LayerName::Digest(digest)).await?;
             match noted.map(|location| location.place) {
-                Some(Place::Registry { .. }) => return Ok(()),
-                Some(_) if how == Layers::OnDemand => return Ok(()),
+                Some(Place::Registry { .. }) => return Ok(Brought::Known),
+                Some(_) if how == Layers::OnDemand => return Ok(Brought::Known),
                 _ => {}
             }
             if !blobs::present(self.opened().await?, &digest, size).await? {
                 let known = elsewhere::refer(self.opened().await?, &self.home, &digest).await?;
-                return if known { Ok(()) } else { Err(blobs::missing(&digest)) };
+                return if known { Ok(Brought::Noted) } else { Err(blobs::missing(&digest)) };
             }
         }
         match how {
-            Layers::OnDemand if blobs::here(&self.home, &digest, size) => Ok(()),
-            Layers::OnDemand => blobs::refer(&self.home, digest, size).await,
-            Layers::Whole => blobs::download(self.opened().await?, &self.home, digest, size).await,
+            Layers::OnDemand if blobs::here(&self.home, &digest, size) => Ok(Brought::Known),
+            Layers::OnDemand => blobs::refer(&self.home, digest, size).await.map(|()| Brought::Noted),
+            Layers::Whole => {
+                blobs::download(self.opened().await?, &self.home, digest, size).await.map(|()| Brought::Known)
+            }
         }
     }
 
@@ -419,7 +452,10 @@ impl Repository {
     pub async fn remove(&self, id: &CheckpointId) -> Result<(), RepositoryError> {
         let path = layout::checkpoint(id);
         match self.opened().await?.store.head(&path).await {
-            Ok(_) => documents::remove(self.opened().await?, &path).await,
+            Ok(_) => {
+                documents::remove(self.opened().await?, &path).await?;
+                traces::remove(self.opened().await?, id).await
+            }
             Err(object_store::Error::NotFound { .. }) => {
                 Err(RepositoryError::NotFound(format!("checkpoint {id}")))
             }

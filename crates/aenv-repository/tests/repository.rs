@@ -244,6 +244,51 @@ async fn layers_in_a_registry_stay_there_and_files_of_a_node_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn boot_traces_travel_with_a_checkpoint() {
+    for store in Store::all() {
+        let nodes = [Node::new(), Node::new(), Node::new()];
+        let [one, two, three] = &nodes;
+        let local = one.checkpoint(vec![one.layer(b"base"), one.layer(b"upper")]);
+        let committed = store.open(one).await.commit(&local).await.unwrap();
+        let open = async |node: &Node| {
+            let repository = store.open(node).await.with_layers(Layers::OnDemand);
+            repository.with_traces(node.home.path().join("traces"))
+        };
+        // As blockd names it.
+        let halves: String = committed.disks[0]
+            .layers
+            .iter()
+            .map(|layer| layer.name.to_string()["sha256:".len()..][..32].to_owned())
+            .collect();
+        let name = format!("{}.json", Digest::of(halves.as_bytes()).hex());
+        let trace = |node: &Node| node.home.path().join("traces").join(&name);
+        let repository = open(two).await;
+        repository.fetch(&committed).await.unwrap();
+        assert!(!trace(two).exists());
+        fs::create_dir_all(two.home.path().join("traces")).unwrap();
+        fs::write(trace(two), b"what a launch reads").unwrap();
+        repository.fetch(&committed).await.unwrap();
+
+        // Given while nobody waits for it; whoever comes too early has to record for itself.
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            open(three).await.fetch(&committed).await.unwrap();
+            if trace(three).exists() {
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "the trace was not published");
+            for layer in &committed.disks[0].layers {
+                fs::remove_file(three.home.remote_layer(&layer.name)).unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(fs::read(trace(three)).unwrap(), b"what a launch reads");
+        repository.remove(&committed.id).await.unwrap();
+        assert!(open(three).await.checkpoint(&committed.id).await.is_err());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_one_node_commits_another_fetches() {
     for store in Store::all() {
         let (one, two) = (Node::new(), Node::new());

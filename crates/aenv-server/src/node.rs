@@ -66,7 +66,8 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     images.recover().await.context("what an interrupted pull left cannot be removed")?;
     let blobs = blobs(&backend, home);
     let layers = layers(config);
-    let repository = Repository::open(backend, home.clone()).await?.with_layers(layers);
+    let traces = block_cache(config, home).join(aenv_blockd::TRACES);
+    let repository = Repository::open(backend, home.clone()).await?.with_layers(layers).with_traces(traces);
     let volumes =
         Volumes::open(home, volume_limits(config)).context("the folder of volumes cannot be read")?;
     let orchestrator = Orchestrator::start(Parts {
@@ -251,9 +252,14 @@ fn layers(config: &Config) -> Layers {
     }
 }
 
+/// The folder of the cache of what is elsewhere.
+fn block_cache(config: &Config, home: &Home) -> PathBuf {
+    config.image.cache.root_dir.clone().unwrap_or_else(|| home.cache().join("blocks"))
+}
+
 /// Tells blockd how layers that are elsewhere are reached, also those that an earlier configuration noted.
 fn write_remotes(config: &Config, home: &Home, backend: &Backend) -> anyhow::Result<()> {
-    let folder = config.image.cache.root_dir.clone().unwrap_or_else(|| home.cache().join("blocks"));
+    let folder = block_cache(config, home);
     let remotes = Remotes {
         repository: backend.reached(),
         cache: CacheSettings {

@@ -21,6 +21,7 @@ pub mod remotes;
 pub mod stacks;
 mod state;
 mod table;
+mod trace;
 mod waiting;
 
 use std::{

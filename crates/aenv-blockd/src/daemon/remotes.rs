@@ -21,7 +21,10 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 
-use super::fill;
+use super::{
+    fill,
+    trace::{self, Recording, Traces},
+};
 
 /// The file of a layer: its own, or the one that says where it is.
 pub(crate) fn layer_file(path: &Path) -> io::Result<(PathBuf, Metadata)> {
@@ -40,6 +43,16 @@ fn remote_file(path: &Path) -> PathBuf {
     name.push(".remote");
     name.into()
 }
+
+/// The bytes of a layer that is elsewhere.
+pub(crate) struct Remote {
+    pub bytes: Arc<dyn BlockSource>,
+    /// The same, where they come through the cache.
+    pub cached: Option<CachedSource>,
+}
+
+/// Folder of boot traces in the cache's folder.
+pub const TRACES: &str = "traces";
 
 /// Opens layers that are elsewhere.
 pub struct Remotes {
@@ -67,7 +80,7 @@ impl Remotes {
     }
 
     /// The bytes of the layer that a file tells of. Nothing is read of them yet.
-    pub(crate) fn open(&self, file: &Path) -> Result<Arc<dyn BlockSource>, String> {
+    pub(crate) fn open(&self, file: &Path) -> Result<Remote, String> {
         let text = fs::read(file).map_err(|error| error.to_string())?;
         let location: Location =
             serde_json::from_slice(&text).map_err(|error| format!("it says no place: {error}"))?;
@@ -76,14 +89,25 @@ impl Remotes {
         let source = opened.source(&location, &self.runtime)?;
         // What a file holds is as near as the cache would be.
         if matches!(location.place, Place::File { .. }) {
-            return Ok(source);
+            return Ok(Remote { bytes: source, cached: None });
         }
-        let Some(cache) = self.cache(&opened.settings) else { return Ok(source) };
+        let Some(cache) = self.cache(&opened.settings) else {
+            return Ok(Remote { bytes: source, cached: None });
+        };
         let cached = cache.source(id, source);
         if opened.settings.fill {
             self.fill(cached.clone(), location.digest);
         }
-        Ok(Arc::new(cached))
+        Ok(Remote { bytes: Arc::new(cached.clone()), cached: Some(cached) })
+    }
+
+    /// A launch begins that reads these layers, if there are any.
+    pub(crate) fn launch(&self, layers: Vec<CachedSource>) -> Option<Arc<Recording>> {
+        if layers.is_empty() {
+            return None;
+        }
+        let folder = self.opened().ok()?.settings.cache.folder.join(TRACES);
+        Some(Traces::new(folder, self.runtime.clone()).begin(layers))
     }
 
     fn opened(&self) -> Result<Opened, String> {
@@ -112,7 +136,10 @@ impl Remotes {
             let mut config = CacheConfig::new(&cache.folder, cache.capacity);
             config.reserve = cache.reserve;
             match BlockCache::open(&config) {
-                Ok(cache) => *slot = Some(cache),
+                Ok(cache) => {
+                    cache.observe(Box::new(trace::observe));
+                    *slot = Some(cache);
+                }
                 Err(error) => tracing::error!(%error, "remote layers are read without a cache"),
             }
         }

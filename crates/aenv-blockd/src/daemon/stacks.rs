@@ -7,13 +7,15 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use aenv_cache::CachedSource;
 use aenv_layer::{Layer, OpenUpperError, Stack, StackError, Upper};
 use aenv_store::{BlockDevice, DeviceError};
 use parking_lot::Mutex;
 
 use super::{
     backend::{Backend, Disk},
-    remotes::{Remotes, layer_file},
+    remotes::{Remote, Remotes, layer_file},
+    trace::Recording,
 };
 use crate::exports::{DiskExport, ExportError, Sealed};
 
@@ -21,7 +23,7 @@ use crate::exports::{DiskExport, ExportError, Sealed};
 #[derive(Default)]
 pub struct Stacks {
     remotes: Option<Remotes>,
-    layers: Mutex<HashMap<LayerKey, Weak<Layer>>>,
+    layers: Mutex<HashMap<LayerKey, Known>>,
 }
 
 /// A layer's file: another file under the same name is another layer.
@@ -32,58 +34,114 @@ struct LayerKey {
     inode: u64,
 }
 
+/// A layer that is, or was, open.
+struct Known {
+    layer: Weak<Layer>,
+    /// Its bytes, where they come through the cache.
+    cached: Option<CachedSource>,
+}
+
+/// A layer that was found and need not be open yet.
+struct Found {
+    path: PathBuf,
+    key: LayerKey,
+    is: Is,
+}
+
+enum Is {
+    Open(Arc<Layer>, Option<CachedSource>),
+    Here,
+    Elsewhere(Remote),
+}
+
+impl Found {
+    fn cached(&self) -> Option<CachedSource> {
+        match &self.is {
+            Is::Open(_, cached) => cached.clone(),
+            Is::Here => None,
+            Is::Elsewhere(remote) => remote.cached.clone(),
+        }
+    }
+}
+
+/// Open layers, and who watches what is read of them first.
+type Launch = (Vec<Arc<Layer>>, Option<Arc<Recording>>);
+
 impl Stacks {
     /// With layers that are elsewhere.
     pub fn with_remotes(remotes: Remotes) -> Self {
         Self { remotes: Some(remotes), ..Self::default() }
     }
 
-    fn open(&self, path: &Path) -> Result<Layer, String> {
-        if path.extension().is_none_or(|extension| extension != "remote") {
-            return Layer::open_file(path).map_err(|error| error.to_string());
-        }
-        let remotes =
-            self.remotes.as_ref().ok_or("it is elsewhere, and this blockd reads nothing from elsewhere")?;
-        Layer::open(remotes.open(path)?).map_err(|error| error.to_string())
-    }
-
-    fn layer(&self, path: &Path) -> Result<Arc<Layer>, ExportError> {
+    /// Reads nothing of the layer.
+    fn find(&self, path: &Path) -> Result<Found, ExportError> {
         let failed = |message: String| ExportError::Layer { path: path.to_owned(), message };
         let (place, file) = layer_file(path).map_err(|error| failed(error.to_string()))?;
         let key = LayerKey { path: place.clone(), device: file.dev(), inode: file.ino() };
-        if let Some(layer) = self.layers.lock().get(&key).and_then(Weak::upgrade) {
-            return Ok(layer);
-        }
+        let open = self
+            .layers
+            .lock()
+            .get(&key)
+            .and_then(|known| Some((known.layer.upgrade()?, known.cached.clone())));
+        let is = match open {
+            Some((layer, cached)) => Is::Open(layer, cached),
+            None if place.extension().is_none_or(|extension| extension != "remote") => Is::Here,
+            None => {
+                let nowhere = "it is elsewhere, and this blockd reads nothing from elsewhere";
+                let remotes = self.remotes.as_ref().ok_or_else(|| failed(nowhere.to_owned()))?;
+                Is::Elsewhere(remotes.open(&place).map_err(failed)?)
+            }
+        };
+        Ok(Found { path: path.to_owned(), key, is })
+    }
+
+    fn open(&self, found: Found) -> Result<Arc<Layer>, ExportError> {
+        let (opened, cached) = match found.is {
+            Is::Open(layer, _) => return Ok(layer),
+            Is::Here => (Layer::open_file(&found.key.path), None),
+            Is::Elsewhere(remote) => (Layer::open(remote.bytes), remote.cached),
+        };
         // Opened without the lock; two that open one layer at once end up with one, the other is dropped.
-        let opened = Arc::new(self.open(&place).map_err(failed)?);
+        let opened =
+            opened.map_err(|error| ExportError::Layer { path: found.path, message: error.to_string() })?;
+        let opened = Arc::new(opened);
         let mut layers = self.layers.lock();
-        if let Some(layer) = layers.get(&key).and_then(Weak::upgrade) {
+        if let Some(layer) = layers.get(&found.key).and_then(|known| known.layer.upgrade()) {
             return Ok(layer);
         }
-        layers.retain(|_, layer| layer.strong_count() > 0);
-        layers.insert(key, Arc::downgrade(&opened));
+        layers.retain(|_, known| known.layer.strong_count() > 0);
+        layers.insert(found.key, Known { layer: Arc::downgrade(&opened), cached });
         Ok(opened)
     }
 
-    fn layers(&self, paths: &[PathBuf]) -> Result<Vec<Arc<Layer>>, ExportError> {
-        paths.iter().map(|path| self.layer(path)).collect()
+    fn layers(&self, paths: &[PathBuf]) -> Result<Launch, ExportError> {
+        let found = paths.iter().map(|path| self.find(path)).collect::<Result<Vec<_>, _>>()?;
+        let cached: Vec<CachedSource> = found.iter().filter_map(Found::cached).collect();
+        let recording = self.remotes.as_ref().and_then(|remotes| remotes.launch(cached));
+        let _watching = recording.as_ref().map(Recording::watch);
+        let layers = found.into_iter().map(|found| self.open(found)).collect::<Result<_, _>>()?;
+        Ok((layers, recording))
     }
 }
 
 impl Backend for Stacks {
     fn disk(&self, export: &DiskExport) -> Result<Arc<dyn Disk>, ExportError> {
-        let layers = self.layers(&export.layers)?;
+        let (layers, recording) = self.layers(&export.layers)?;
         let upper = match &export.upper {
             Some(folder) => Some(Upper::open_or_create(folder, export.size).map_err(of_upper)?),
             None => None,
         };
         let stack = Stack::new(layers, upper, export.size).map_err(of_stack)?;
-        Ok(Arc::new(StackDisk(stack)))
+        Ok(Arc::new(StackDisk { stack, recording }))
     }
 
     fn memory(&self, layers: &[PathBuf], size: u64) -> Result<Arc<dyn BlockDevice>, ExportError> {
-        let stack = Stack::new(self.layers(layers)?, None, size).map_err(of_stack)?;
-        Ok(Arc::new(stack))
+        let (layers, recording) = self.layers(layers)?;
+        let stack = Stack::new(layers, None, size).map_err(of_stack)?;
+        Ok(match recording {
+            Some(_) => Arc::new(StackDisk { stack, recording }),
+            None => Arc::new(stack),
+        })
     }
 }
 
@@ -98,37 +156,50 @@ fn of_stack(error: StackError) -> ExportError {
     ExportError::Invalid { message: error.to_string() }
 }
 
-struct StackDisk(Stack);
+/// A stack, and the launch that it is read by.
+struct StackDisk {
+    stack: Stack,
+    recording: Option<Arc<Recording>>,
+}
+
+impl Drop for StackDisk {
+    fn drop(&mut self) {
+        if let Some(recording) = &self.recording {
+            recording.finish();
+        }
+    }
+}
 
 impl BlockDevice for StackDisk {
     fn size(&self) -> u64 {
-        self.0.size()
+        self.stack.size()
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<(), DeviceError> {
-        self.0.read_at(buf, offset)
+        let _watching = self.recording.as_ref().map(Recording::watch);
+        self.stack.read_at(buf, offset)
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> Result<(), DeviceError> {
-        self.0.write_at(buf, offset)
+        self.stack.write_at(buf, offset)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        self.0.flush()
+        self.stack.flush()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.0.discard(offset, len)
+        self.stack.discard(offset, len)
     }
 
     fn may_wait(&self) -> bool {
-        self.0.may_wait()
+        self.stack.may_wait()
     }
 }
 
 impl Disk for StackDisk {
     fn seal(&self, target: &Path) -> Result<Sealed, ExportError> {
-        match self.0.seal(target) {
+        match self.stack.seal(target) {
             Ok(Some(sealed)) => Ok(Sealed { layer: Some(target.to_owned()), size: sealed.size }),
             Ok(None) => Ok(Sealed { layer: None, size: 0 }),
             Err(error) => Err(ExportError::Io { message: error.to_string() }),
