@@ -10,7 +10,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 GUEST_TARGET := x86_64-unknown-linux-musl
 GUEST_BIN := $(CARGO_TARGET_DIR)/$(GUEST_TARGET)/guest
 
-.PHONY: help deps deps-test build guest image code-interpreter quickstart stop test check fmt lint deny docs compatibility bench clean
+.PHONY: help deps deps-test build guest image code-interpreter quickstart stop test test-lab check fmt lint deny docs compatibility bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
@@ -57,6 +57,9 @@ docs:
 
 test: deps-test build image code-interpreter fmt lint deny docs ## Install what the tests need, and run them all
 	scripts/test.sh
+
+test-lab: deps-test ## What needs ublk or Firecracker, in a VM with its own kernel (slow; not part of `make test`)
+	lab/test.sh
 
 compatibility: ## Write docs/compatibility.md from the last `make test`
 	scripts/compatibility.py .build/compatibility.json docs/compatibility.md
