@@ -1,4 +1,5 @@
-//! One generation of an upper: a data file that only grows, an index file that only grows, and the index in memory.
+//! One generation of an upper: a data file that only grows, an index file that only grows, notes of what the latter does not have
+//! yet, and the index in memory.
 //!
 //! A write takes its place at the end of the data (an atomic addition), writes there, and then maps the place, so that a
 //! reader never finds a mapping without its data. A flush makes the data durable first and logs its mappings second, so that
@@ -7,6 +8,7 @@
 
 mod files;
 mod log;
+mod recent;
 mod recover;
 
 use std::{
@@ -38,6 +40,7 @@ use crate::{
     writer::tail,
 };
 use log::Log;
+use recent::Recent;
 
 /// Sectors of dead data, and mappings, that no flush has taken yet at most. A disk that is written for ever and never flushed would
 /// otherwise grow for ever, and with it the memory of who serves it.
@@ -58,6 +61,8 @@ pub(crate) struct Generation {
     end: AtomicU64,
     live: RwLock<Live>,
     log: Mutex<Log>,
+    /// Taken while `live` is held, so that notes are in the order of what happened.
+    recent: Mutex<Recent>,
     /// Writes in flight, and [`CLOSED`].
     writers: AtomicU64,
     drained: (Mutex<()>, Condvar),
@@ -165,10 +170,11 @@ impl Generation {
     pub fn flush(&self) -> Result<(), DeviceError> {
         let mut log = self.log.lock();
         self.check_broken()?;
-        let (mut dead, sectors) = {
+        let (mut dead, sectors, noted) = {
             let mut live = self.live.write();
             log.take(&mut live.pending);
-            (std::mem::take(&mut live.dead), std::mem::take(&mut live.dead_sectors))
+            let noted = self.recent.lock().end();
+            (std::mem::take(&mut live.dead), std::mem::take(&mut live.dead_sectors), noted)
         };
         if let Err(error) = log.commit(&self.data, &self.name.dir) {
             if error.lost {
@@ -178,6 +184,9 @@ impl Generation {
             live.dead.append(&mut dead);
             live.dead_sectors += sectors;
             return Err(DeviceError::io(format!("flush of {}", self.label), error.source));
+        }
+        if let Err(error) = self.recent.lock().forget(noted) {
+            tracing::debug!(file = %self.label, %error, "notes of what is durable stay");
         }
         log.bury(dead);
         if let Some(ranges) = log.ranges_to_punch(self.end.load(Ordering::Relaxed)) {
@@ -287,8 +296,11 @@ impl WriteGuard<'_> {
 
     /// Flushes as well when whoever writes has not asked for it for too long.
     fn map(&self, mappings: impl Iterator<Item = Mapping>) -> Result<(), DeviceError> {
+        let mappings: Vec<Mapping> = mappings.collect();
         let overdue = {
             let mut live = self.0.live.write();
+            let noted = self.0.recent.lock().note(&mappings);
+            noted.map_err(|source| DeviceError::io(format!("notes of {}", self.0.label), source))?;
             let Live { segments, pending, dead, dead_sectors } = &mut *live;
             for mapping in mappings {
                 segments.insert(mapping, |old| {

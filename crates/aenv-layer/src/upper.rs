@@ -94,7 +94,8 @@ impl Upper {
         Ok(Self { generation: Arc::new(generation) })
     }
 
-    /// Takes up an upper where it was. After a crash everything that was flushed is there; what was not flushed may be.
+    /// Takes up an upper where it was. What was acknowledged is there if only the process had ended; after a crash of the machine,
+    /// everything that was flushed is, and what was not flushed may be.
     /// A seal that a crash interrupted either happened (its target is complete) or is undone here.
     pub fn open(dir: &Path) -> Result<Self, OpenUpperError> {
         let at = |source| OpenUpperError::Io { path: dir.to_owned(), source };
@@ -154,7 +155,7 @@ impl Upper {
     }
 }
 
-/// Index files whose data became a layer.
+/// Files of a generation whose data became a layer.
 fn remove_orphans(orphans: Vec<PathBuf>) -> io::Result<()> {
     orphans.into_iter().try_for_each(fs::remove_file)
 }

@@ -11,8 +11,9 @@ use crate::durable::sync_dir;
 const PREFIX: &str = "upper-";
 const DATA: &str = ".data";
 const INDEX: &str = ".index";
+const RECENT: &str = ".recent";
 
-/// Where a generation's two files are: `upper-<number>.data` and `upper-<number>.index` in the upper's folder.
+/// Where a generation's files are: `upper-<number>.data`, `.index` and `.recent` in the upper's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GenerationName {
     pub dir: PathBuf,
@@ -28,13 +29,17 @@ impl GenerationName {
         self.dir.join(format!("{PREFIX}{:08}{INDEX}", self.number))
     }
 
+    pub fn recent(&self) -> PathBuf {
+        self.dir.join(format!("{PREFIX}{:08}{RECENT}", self.number))
+    }
+
     pub fn next(&self) -> Self {
         Self { dir: self.dir.clone(), number: self.number + 1 }
     }
 
-    /// Removes both files, the data first: an index alone is what a seal leaves, and means nothing.
+    /// Removes the files, the data first: what is there without it is what a seal leaves, and means nothing.
     pub fn remove(&self) -> io::Result<()> {
-        for path in [self.data(), self.index()] {
+        for path in [self.data(), self.index(), self.recent()] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -44,24 +49,26 @@ impl GenerationName {
     }
 }
 
-/// The generations in a folder that have a data file, oldest first, and the index files that have none.
+/// The generations in a folder that have a data file, oldest first, and the other files of those that have none.
 pub(crate) fn list(dir: &Path) -> io::Result<(Vec<GenerationName>, Vec<PathBuf>)> {
     let mut numbers = Vec::new();
-    let mut indexes = Vec::new();
+    let mut others = Vec::new();
     for entry in fs::read_dir(dir)? {
-        let name = entry?.file_name();
+        let entry = entry?;
+        let (name, entry_path) = (entry.file_name(), entry.path());
         let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         if let Some(number) = rest.strip_suffix(DATA) {
             numbers.extend(number.parse::<u64>());
-        } else if let Some(number) = rest.strip_suffix(INDEX) {
-            indexes.extend(number.parse::<u64>());
+        } else if let Some(number) = rest.strip_suffix(INDEX).or_else(|| rest.strip_suffix(RECENT))
+            && let Ok(number) = number.parse::<u64>()
+        {
+            others.push((number, entry_path));
         }
     }
     numbers.sort_unstable();
-    let name = |number| GenerationName { dir: dir.to_owned(), number };
-    let orphans =
-        indexes.iter().filter(|number| !numbers.contains(number)).map(|&number| name(number).index());
+    let orphans = others.into_iter().filter(|(number, _)| !numbers.contains(number)).map(|(_, path)| path);
     let orphans = orphans.collect();
+    let name = |number| GenerationName { dir: dir.to_owned(), number };
     Ok((numbers.into_iter().map(name).collect(), orphans))
 }
 

@@ -16,12 +16,13 @@ use super::{
     Generation, Live,
     files::{create_rw, open_rw},
     log::Log,
+    recent::Recent,
 };
 use crate::{
     durable::sync_dir,
     format::{Block, HEADER_SIZE, Role},
     generation::GenerationName,
-    mapping::{INVALID_OFFSET, Mapping, SECTOR},
+    mapping::{INVALID_OFFSET, Mapping, SECTOR, push_joined},
     segments::SegmentMap,
 };
 
@@ -81,10 +82,12 @@ impl Generation {
         let data_header = Block { role: Role::DataHeader, index_offset: 0, ..header };
         data.write_all_at(&data_header.encode(), 0).map_err(at(name.data()))?;
         let log = Log::new(index, HEADER_SIZE, false);
-        Ok(Self::assemble(name.clone(), data, data_header, SegmentMap::default(), HEADER_SIZE, log))
+        let recent = Recent::create(name.recent(), data_header.uuid).map_err(at(name.recent()))?;
+        Ok(Self::assemble(name.clone(), data, data_header, Live::default(), HEADER_SIZE, log, recent))
     }
 
-    /// Takes a generation up. Every write that was flushed is there; what a crash tore is cut off.
+    /// Takes a generation up. Every write that was flushed is there, and, if the machine has been running since, every other that was
+    /// acknowledged; what a crash tore is cut off.
     pub fn open(name: GenerationName) -> Result<Self, OpenGenerationError> {
         let at = |path: PathBuf| move |source| OpenGenerationError::Io { path, source };
         let data = open_rw(&name.data()).map_err(at(name.data()))?;
@@ -110,16 +113,25 @@ impl Generation {
         } else {
             rewrite(&name, &index_header, &records.segments).map_err(at(name.index()))?
         };
-        Ok(Self::assemble(name, data, header, records.segments, end, log))
+        let (recent, noted) = Recent::open(name.recent(), header.uuid, |mapping| has_data(mapping, data_len))
+            .map_err(at(name.recent()))?;
+        let mut live = Live { segments: records.segments, ..Live::default() };
+        for mapping in noted {
+            // What it replaces may be itself, from the log: nothing is dead for that.
+            live.segments.insert(mapping, |_| {});
+            push_joined(&mut live.pending, mapping);
+        }
+        Ok(Self::assemble(name, data, header, live, end, log, recent))
     }
 
     fn assemble(
         name: GenerationName,
         data: File,
         header: Block,
-        segments: SegmentMap,
+        live: Live,
         end: u64,
         log: Log,
+        recent: Recent,
     ) -> Self {
         Self {
             label: name.data().display().to_string(),
@@ -129,8 +141,9 @@ impl Generation {
             parent: header.parent,
             virtual_size: AtomicU64::new(header.virtual_size),
             end: AtomicU64::new(end),
-            live: RwLock::new(Live { segments, ..Live::default() }),
+            live: RwLock::new(live),
             log: Mutex::new(log),
+            recent: Mutex::new(recent),
             writers: AtomicU64::new(0),
             drained: (Mutex::new(()), Condvar::new()),
             punches: AtomicU64::new(0),
@@ -185,25 +198,29 @@ impl Records {
             count,
             clean: bytes.is_multiple_of(Mapping::SIZE as u64),
         };
-        let data_end = data_len / SECTOR;
         let mut buf = vec![0; count.min(CHUNK) * Mapping::SIZE];
         for first in (0..count).step_by(CHUNK) {
             let part = &mut buf[..(count - first).min(CHUNK) * Mapping::SIZE];
             index.read_exact_at(part, HEADER_SIZE + (first * Mapping::SIZE) as u64)?;
             for bytes in part.as_chunks().0 {
                 let mapping = Mapping::from_bytes(*bytes).with_tag(0);
-                let blank = mapping.len() == 0 || mapping.offset() == INVALID_OFFSET;
-                let has_data = mapping.moffset() >= HEADER_SIZE / SECTOR
-                    && mapping.moffset() + u64::from(mapping.len()) <= data_end;
-                if blank || mapping.end() >= INVALID_OFFSET || !(mapping.zeroed() || has_data) {
-                    records.clean = false;
-                } else {
+                if has_data(&mapping, data_len) {
                     records.segments.insert(mapping, |_| {});
+                } else {
+                    records.clean = false;
                 }
             }
         }
         Ok(records)
     }
+}
+
+/// Whether it is a mapping, of zeros or of data that a file of this length has.
+fn has_data(mapping: &Mapping, data_len: u64) -> bool {
+    let blank = mapping.len() == 0 || mapping.offset() == INVALID_OFFSET;
+    let inside = mapping.moffset() >= HEADER_SIZE / SECTOR
+        && mapping.moffset() + u64::from(mapping.len()) <= data_len / SECTOR;
+    !blank && mapping.end() < INVALID_OFFSET && (mapping.zeroed() || inside)
 }
 
 /// Replaces an index file by one that has each segment once.
