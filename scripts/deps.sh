@@ -4,6 +4,7 @@ set -euo pipefail
 
 run_packages=(
   build-essential pkg-config musl-tools protobuf-compiler   # building
+  libclang-dev                                              # building: bindgen, for the ublk driver's header
   qemu-system-x86 e2fsprogs iproute2 nftables               # running
   mmdebstrap curl ca-certificates zstd cpio xz-utils        # kernel and base image
 )

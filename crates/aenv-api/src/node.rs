@@ -30,6 +30,16 @@ pub struct NodeEngine {
     pub virtualization: String,
 }
 
+/// How disks are shown to the engine. AgentENV's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeExport {
+    /// `ublk` or `fuse`.
+    pub kind: String,
+    /// Why so.
+    pub why: String,
+}
+
 /// Whether a node takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -108,6 +118,9 @@ pub struct Node {
     /// What runs its sandboxes.
     #[serde(default)]
     pub engine: NodeEngine,
+    /// How disks are shown to it.
+    #[serde(default)]
+    pub export: NodeExport,
     /// Whether it takes work.
     pub status: NodeStatus,
     /// Since when.

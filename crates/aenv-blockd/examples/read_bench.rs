@@ -1,4 +1,5 @@
-//! Random reads from an export, beside the same reads from a loop device over a plain file.
+//! Random reads from exports, by FUSE and, where the kernel has it, by ublk, beside the same reads from a loop device over a plain
+//! file.
 //!
 //! `read_bench BLOCKD [FOLDER]` as root, where BLOCKD is the `aenv-blockd` to measure.
 
@@ -12,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-use aenv_blockd::{DiskExport, Exports, MemoryExport, launch};
+use aenv_blockd::{DiskExport, ExportChoice, Exports, MemoryExport, launch};
 use aenv_layer::LayerWriter;
 use aenv_types::Home;
 use nix::{
@@ -31,25 +32,23 @@ async fn main() -> Result<(), Failure> {
     let binary = PathBuf::from(arguments.next().ok_or("which aenv-blockd?")?);
     let parent = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = parent.join(format!("read-bench-{}", std::process::id()));
-    let home = Home::new(folder.join("home"), folder.join("run"));
-    fs::create_dir_all(home.layers())?;
-    fs::create_dir_all(home.runtime())?;
-    let client = launch(&home, &binary).await?;
-    let pid = client.pid().await?;
-    let measured = measure(&client, &folder).await;
-    drop(client);
-    kill(Pid::from_raw(pid as i32), Signal::SIGTERM)?;
-    // Ours again once it has ended.
-    File::open(home.runtime().join("blockd.pid"))?.lock()?;
+    fs::create_dir_all(&folder)?;
+    let (layer, plain) = (folder.join("layer"), folder.join("plain"));
+    fill(&layer, &plain)?;
+    let mut measured = by_loop(&plain);
+    for choice in [ExportChoice::Fuse, ExportChoice::Ublk] {
+        if measured.is_ok() && (choice == ExportChoice::Fuse || Path::new("/dev/ublk-control").exists()) {
+            measured = by_blockd(&folder.join(choice.to_string()), &binary, choice, &layer).await;
+        }
+    }
     fs::remove_dir_all(&folder)?;
     measured
 }
 
-async fn measure(client: &impl Exports, folder: &Path) -> Result<(), Failure> {
-    let mut out = std::io::stdout();
-    let (layer, plain) = (folder.join("layer"), folder.join("plain"));
-    let mut writer = LayerWriter::create(&layer, SIZE)?;
-    let mut file = File::create(&plain)?;
+/// The same bytes as a layer and as a file.
+fn fill(layer: &Path, plain: &Path) -> Result<(), Failure> {
+    let mut writer = LayerWriter::create(layer, SIZE)?;
+    let mut file = File::create(plain)?;
     for offset in (0..SIZE).step_by(1 << 20) {
         let block: Vec<u8> = (0..1u64 << 17).flat_map(|word| (word ^ offset).to_le_bytes()).collect();
         writer.append(offset, &block)?;
@@ -57,20 +56,40 @@ async fn measure(client: &impl Exports, folder: &Path) -> Result<(), Failure> {
     }
     writer.finish()?;
     file.sync_all()?;
+    Ok(())
+}
 
-    let export = DiskExport { name: "bench".into(), size: SIZE, layers: vec![layer.clone()], upper: None };
-    let disk = client.open_disk(export).await?;
-    let output = Command::new("losetup").args(["--find", "--show", "--read-only"]).arg(&plain).output()?;
+fn by_loop(plain: &Path) -> Result<(), Failure> {
+    let output = Command::new("losetup").args(["--find", "--show", "--read-only"]).arg(plain).output()?;
     let device = String::from_utf8(output.stdout)?.trim().to_owned();
-    writeln!(out, "4 KiB random O_DIRECT reads, {READS} for each thread, all cached")?;
-    for threads in [1, 4] {
-        let fuse = random_reads(&disk, threads)?;
-        let floor = random_reads(Path::new(&device), threads)?;
-        writeln!(out, "{threads} threads: export {fuse:.0}/s, loop {floor:.0}/s, ratio {:.2}", fuse / floor)?;
-    }
+    let measured = report("loop", Path::new(&device));
     Command::new("losetup").args(["-d", &device]).status()?;
+    measured
+}
 
-    let image = MemoryExport { holder: "bench".into(), size: SIZE, layers: vec![layer] };
+async fn by_blockd(folder: &Path, binary: &Path, choice: ExportChoice, layer: &Path) -> Result<(), Failure> {
+    let home = Home::new(folder.join("home"), folder.join("run"));
+    fs::create_dir_all(home.layers())?;
+    fs::create_dir_all(home.runtime())?;
+    let client = launch(&home, binary, choice).await?;
+    let pid = client.pid().await?;
+    let measured = measure(&client, choice, layer).await;
+    client.close_disk("bench").await?;
+    drop(client);
+    kill(Pid::from_raw(pid as i32), Signal::SIGTERM)?;
+    // Ours again once it has ended.
+    File::open(home.runtime().join("blockd.pid"))?.lock()?;
+    measured
+}
+
+async fn measure(client: &impl Exports, choice: ExportChoice, layer: &Path) -> Result<(), Failure> {
+    let layers = vec![layer.to_owned()];
+    let export = DiskExport { name: "bench".into(), size: SIZE, layers: layers.clone(), upper: None };
+    report(&choice.to_string(), &client.open_disk(export).await?)?;
+    if choice == ExportChoice::Ublk {
+        return Ok(());
+    }
+    let image = MemoryExport { holder: "bench".into(), size: SIZE, layers };
     let file = File::open(client.open_memory(image).await?)?;
     for pass in ["cold", "warm"] {
         let began = Instant::now();
@@ -79,7 +98,17 @@ async fn measure(client: &impl Exports, folder: &Path) -> Result<(), Failure> {
             file.read_exact_at(&mut buf, offset)?;
         }
         let rate = SIZE as f64 / began.elapsed().as_secs_f64() / f64::from(1 << 20);
-        writeln!(out, "memory image, {pass} in order: {rate:.0} MiB/s")?;
+        writeln!(std::io::stdout(), "memory image, {pass} in order: {rate:.0} MiB/s")?;
+    }
+    Ok(())
+}
+
+/// 4 KiB random O_DIRECT reads, all cached.
+fn report(name: &str, path: &Path) -> Result<(), Failure> {
+    random_reads(path, 1)?;
+    for threads in [1, 4] {
+        let rate = random_reads(path, threads)?;
+        writeln!(std::io::stdout(), "{name}, {threads} threads of {READS} reads of 4 KiB: {rate:.0}/s")?;
     }
     Ok(())
 }

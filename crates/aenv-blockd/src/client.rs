@@ -23,7 +23,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LinesCodec};
 use tracing::{debug, warn};
 
 use crate::{
-    exports::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed},
+    exports::{DiskExport, Export, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed},
     protocol::{Answer, Call, MAX_REQUEST, MAX_RESPONSE, Outcome, Request, Response, VERSION},
 };
 
@@ -79,6 +79,7 @@ struct Connection {
     pending: Pending,
     closed: watch::Receiver<()>,
     pid: u32,
+    export: Export,
 }
 
 /// A call that may be tried again, or not.
@@ -107,8 +108,12 @@ impl Client {
 
     /// The process id of the blockd that answers, connecting where needed, without waiting for one to come.
     pub async fn pid(&self) -> Result<u32, ExportError> {
+        self.connected().await.map(|connection| connection.pid)
+    }
+
+    async fn connected(&self) -> Result<Connection, ExportError> {
         match timeout_at(Instant::now() + CALL_BOUND, self.shared.connection()).await {
-            Ok(Ok(connection)) => Ok(connection.pid),
+            Ok(Ok(connection)) => Ok(connection),
             Ok(Err(message)) => Err(ExportError::Unreachable { message }),
             Err(_) => Err(no_answer()),
         }
@@ -203,12 +208,17 @@ impl Connection {
             drop(alive);
         });
 
-        let mut connection = Self { requests, pending, closed, pid: 0 };
+        let export =
+            Export { kind: ExportKind::Fuse, why: "this blockd is of an earlier version".to_owned() };
+        let mut connection = Self { requests, pending, closed, pid: 0, export };
         let hello = serde_json::to_string(&Request { id: 0, call: Call::Hello })
             .map_err(|error| error.to_string())?;
         match connection.call(0, hello).await? {
-            Outcome::Ok(Answer::Hello { version: VERSION, pid }) => connection.pid = pid,
-            Outcome::Ok(Answer::Hello { version, pid }) => {
+            Outcome::Ok(Answer::Hello { version: VERSION, pid, export }) => {
+                connection.pid = pid;
+                connection.export = export.unwrap_or(connection.export);
+            }
+            Outcome::Ok(Answer::Hello { version, pid, .. }) => {
                 return Err(format!(
                     "the running blockd (pid {pid}) speaks protocol {version} and this server {VERSION}; \
                      end its sandboxes and restart blockd"
@@ -276,8 +286,8 @@ async fn read_answers(read: OwnedReadHalf, pending: &Pending) -> io::Result<()> 
 
 #[async_trait]
 impl Exports for Client {
-    fn kind(&self) -> ExportKind {
-        ExportKind::Fuse
+    async fn export(&self) -> Result<Export, ExportError> {
+        self.connected().await.map(|connection| connection.export)
     }
 
     async fn instance(&self) -> Result<u32, ExportError> {

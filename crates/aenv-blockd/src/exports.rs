@@ -16,6 +16,50 @@ pub enum ExportKind {
     Ublk,
 }
 
+/// How exports are to be shown, `blockd.export` in the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExportChoice {
+    /// Disks by ublk where the machine has it, by FUSE otherwise.
+    #[default]
+    Auto,
+    /// All by FUSE.
+    Fuse,
+    /// Disks by ublk, or not at all.
+    Ublk,
+}
+
+impl std::str::FromStr for ExportChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "fuse" => Ok(Self::Fuse),
+            "ublk" => Ok(Self::Ublk),
+            other => Err(format!("{other} is none of auto, fuse, ublk")),
+        }
+    }
+}
+
+impl std::fmt::Display for ExportChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Fuse => "fuse",
+            Self::Ublk => "ublk",
+        })
+    }
+}
+
+/// How disks are shown. Memory images are files of the FUSE mount always: they are mapped privately.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    /// How.
+    pub kind: ExportKind,
+    /// Why so, for a human.
+    pub why: String,
+}
+
 /// A writable disk to show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskExport {
@@ -88,6 +132,14 @@ pub enum ExportError {
         /// What is wrong.
         message: String,
     },
+    /// No further block device can be made.
+    #[error(
+        "ublk_drv allows {limit} block devices, and they are in use; raise its parameter ublks_max, or set blockd.export to \"auto\""
+    )]
+    DeviceLimit {
+        /// Its parameter `ublks_max`.
+        limit: u32,
+    },
     /// A layer is missing, truncated or not a layer.
     #[error("layer {path}: {message}")]
     Layer {
@@ -113,8 +165,8 @@ pub enum ExportError {
 /// The data plane as the control plane sees it. Every call ends within a bound (10 s) and may be repeated.
 #[async_trait]
 pub trait Exports: Send + Sync {
-    /// How disks are shown.
-    fn kind(&self) -> ExportKind;
+    /// How disks are shown that are opened now.
+    async fn export(&self) -> Result<Export, ExportError>;
 
     /// Shows a disk and returns the path that a VMM opens.
     async fn open_disk(&self, export: DiskExport) -> Result<PathBuf, ExportError>;

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::client::Client;
+use crate::{ExportChoice, client::Client};
 
 /// Bound of finding or starting a blockd.
 pub const LAUNCH_BOUND: Duration = Duration::from_secs(10);
@@ -72,11 +72,12 @@ struct Places {
     state: PathBuf,
     remotes: PathBuf,
     log: PathBuf,
+    export: ExportChoice,
 }
 
 /// Finds the blockd that serves this node, or starts `binary` as one: detached, in a session of its own, so that it
-/// outlives its caller. For as long as the client lives, a blockd that dies is started again.
-pub async fn launch(home: &Home, binary: &Path) -> Result<Client, LaunchError> {
+/// outlives its caller; `export` is for one that is started. For as long as the client lives, a blockd that dies is started again.
+pub async fn launch(home: &Home, binary: &Path, export: ExportChoice) -> Result<Client, LaunchError> {
     let places = Places {
         binary: binary.to_owned(),
         socket: home.blockd_socket(),
@@ -84,6 +85,7 @@ pub async fn launch(home: &Home, binary: &Path) -> Result<Client, LaunchError> {
         state: home.runtime().join("blockd.state"),
         remotes: home.blockd_remotes(),
         log: home.path().join("logs").join("blockd.log"),
+        export,
     };
     let client = Client::new(&places.socket);
     places.ensure(&client).await?;
@@ -147,6 +149,8 @@ impl Places {
             .arg(&self.state)
             .arg("--remotes")
             .arg(&self.remotes)
+            .arg("--export")
+            .arg(self.export.to_string())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(out)

@@ -1,4 +1,5 @@
-//! The data plane of a node: stacks of layers shown to VMMs as files in a FUSE mount (or as ublk block devices).
+//! The data plane of a node: stacks of layers shown to VMMs: disks as ublk block devices where the kernel has
+//! ublk, and everything else as files in a FUSE mount.
 //!
 //! [`Exports`] is what the control plane asks for and [`Client`] how it asks, over a unix socket; [`launch()`] finds or starts
 //! the process. [`daemon`] is that process: it outlives the server, keeps its own list of exports, and a server that comes
@@ -14,5 +15,7 @@ pub mod protocol;
 
 pub use client::Client;
 pub use daemon::remotes::TRACES;
-pub use exports::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
+pub use exports::{
+    DiskExport, Export, ExportChoice, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed,
+};
 pub use launch::{LaunchError, launch};

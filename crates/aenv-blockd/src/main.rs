@@ -5,6 +5,7 @@ mod detach;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use aenv_blockd::{
+    ExportChoice,
     daemon::{Config, Daemon, StartError, remotes::Remotes, stacks::Stacks},
     launch::EXIT_ALREADY_RUNNING,
 };
@@ -18,7 +19,7 @@ use crate::detach::Starter;
 
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(5);
 
-/// Shows stacks of layers to VMMs as files in a FUSE mount.
+/// Shows stacks of layers to VMMs, as ublk block devices and as files in a FUSE mount.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -34,6 +35,9 @@ struct Arguments {
     /// File that says how layers on other machines are reached. Without it there are none.
     #[arg(long)]
     remotes: Option<PathBuf>,
+    /// How disks are shown: auto (ublk where the machine has it), fuse, ublk.
+    #[arg(long, default_value_t)]
+    export: ExportChoice,
     /// Threads that serve requests.
     #[arg(long, default_value_t = Config::default_workers())]
     workers: usize,
@@ -45,7 +49,9 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_env("AENV_LOG").unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_env_filter(
+            EnvFilter::try_from_env("AENV_LOG").unwrap_or_else(|_| EnvFilter::new("info,libublk=warn")),
+        )
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
@@ -64,6 +70,7 @@ fn main() -> ExitCode {
         mount: arguments.mount,
         state: arguments.state,
         workers: arguments.workers,
+        export: arguments.export,
     };
     match serve(config, arguments.remotes, starter) {
         Ok(code) => code,

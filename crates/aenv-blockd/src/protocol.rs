@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::exports::{DiskExport, ExportError, ExportInfo, MemoryExport, Sealed};
+use crate::exports::{DiskExport, Export, ExportError, ExportInfo, MemoryExport, Sealed};
 
 /// Longest request line in bytes. A longer one ends the connection.
 pub const MAX_REQUEST: usize = 1 << 20;
@@ -72,6 +72,9 @@ pub enum Answer {
         version: u32,
         /// Its process id.
         pid: u32,
+        /// How it shows disks. An earlier version, which knows FUSE only, says nothing.
+        #[serde(default)]
+        export: Option<Export>,
     },
     /// To [`Call::OpenDisk`] and [`Call::OpenMemory`].
     Opened {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_blockd::{Client, DiskExport, ExportError, Exports, MemoryExport, launch};
+use aenv_blockd::{Client, DiskExport, ExportChoice, ExportError, Exports, MemoryExport, launch};
 use aenv_layer::LayerWriter;
 use aenv_types::Home;
 use nix::{
@@ -43,7 +43,8 @@ impl Node {
         let home = Home::new(folder.path().join("home"), folder.path().join("run"));
         fs::create_dir_all(home.layers()).unwrap();
         fs::create_dir_all(home.runtime()).unwrap();
-        let client = launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd"))).await.unwrap();
+        let client =
+            launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd")), ExportChoice::Fuse).await.unwrap();
         Self { client, home, folder }
     }
 
@@ -353,7 +354,7 @@ async fn a_blockd_that_was_killed_is_started_again_with_its_exports() {
 async fn one_blockd_for_a_node_however_many_servers_ask() {
     let node = Node::start().await;
     let binary = Path::new(env!("CARGO_BIN_EXE_aenv-blockd"));
-    let again = launch(&node.home, binary).await.unwrap();
+    let again = launch(&node.home, binary, ExportChoice::Fuse).await.unwrap();
     assert_eq!(again.pid().await.unwrap(), node.client.pid().await.unwrap());
     let output = Command::new(binary)
         .arg("--socket")
@@ -366,7 +367,8 @@ async fn one_blockd_for_a_node_however_many_servers_ask() {
         .unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("another blockd serves this node"));
     let other = Home::new(node.folder.path().join("h2"), node.folder.path().join("r2"));
-    let (a, b) = tokio::join!(launch(&other, binary), launch(&other, binary));
+    let (a, b) =
+        tokio::join!(launch(&other, binary, ExportChoice::Fuse), launch(&other, binary, ExportChoice::Fuse));
     let second = Node { client: a.unwrap(), home: other, folder: tempfile::tempdir().unwrap() };
     assert_eq!(second.client.pid().await.unwrap(), b.unwrap().pid().await.unwrap());
 }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_blockd::{Client, DiskExport, ExportError, Exports, MemoryExport, launch};
+use aenv_blockd::{Client, DiskExport, ExportChoice, ExportError, Exports, MemoryExport, launch};
 use aenv_layer::LayerWriter;
 use aenv_remote::{CacheSettings, Location, Place, Remotes, S3Config, StoreConfig};
 use aenv_types::Home;
@@ -110,7 +110,8 @@ impl Node {
         let cache = CacheSettings { folder: folder.path().join("cache"), capacity: 64 * MIB, reserve: 0 };
         let remotes = Remotes { repository, cache, read_ms, fill };
         fs::write(home.blockd_remotes(), serde_json::to_vec(&remotes).unwrap()).unwrap();
-        let client = launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd"))).await.unwrap();
+        let client =
+            launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd")), ExportChoice::Fuse).await.unwrap();
         Self { client, home, folder }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use aenv_blockd::ExportChoice;
 use aenv_types::Home;
 use aenv_vmm::choose;
 use serde::Serialize;
@@ -45,7 +46,7 @@ fn finding(
 /// Looks at everything.
 pub async fn examine(config: &Config) -> Vec<Finding> {
     let home = node::home(config);
-    let mut findings = vec![kernel(), exports(), capabilities()];
+    let mut findings = vec![kernel(), exports(node::export_choice(config)), capabilities()];
     findings.extend(engines(config, &home).await);
     findings.push(jail(config, &home));
     findings.push(match artifacts::find(&home, config) {
@@ -123,17 +124,22 @@ fn kernel() -> Finding {
     )
 }
 
-fn exports() -> Finding {
-    match (Path::new("/dev/ublk-control").exists(), Path::new("/dev/fuse").exists()) {
-        (ublk, true) => {
-            let why = if ublk {
-                "ublk is here too; this version exports by FUSE only"
-            } else {
-                "this kernel has no ublk_drv"
-            };
-            finding("exports", Verdict::Ok, format!("FUSE: {why}"), "")
+/// blockd decides when it starts, and makes a device to be sure; this says what it will find.
+fn exports(choice: ExportChoice) -> Finding {
+    let (ublk, fuse) = (Path::new("/dev/ublk-control").exists(), Path::new("/dev/fuse").exists());
+    match (choice, ublk) {
+        _ if !fuse => finding("exports", Verdict::Missing, "/dev/fuse does not exist", "modprobe fuse"),
+        (ExportChoice::Fuse, _) => finding("exports", Verdict::Ok, "FUSE: blockd.export says so", ""),
+        (_, true) => {
+            finding("exports", Verdict::Ok, "disks by ublk, memory images by FUSE: ublk_drv is there", "")
         }
-        (_, false) => finding("exports", Verdict::Missing, "/dev/fuse does not exist", "modprobe fuse"),
+        (ExportChoice::Auto, false) => {
+            finding("exports", Verdict::Ok, "FUSE: this kernel has no ublk_drv, or it is not loaded", "")
+        }
+        (ExportChoice::Ublk, false) => {
+            let what = "blockd.export is \"ublk\", and there is no /dev/ublk-control";
+            finding("exports", Verdict::Missing, what, "modprobe ublk_drv, or set blockd.export to \"auto\"")
+        }
     }
 }
 

@@ -50,7 +50,8 @@ pub async fn measure(config: &Config, template: &str, n: usize, write_mib: &[u32
         tempfile::Builder::new().prefix("aenv-floor-").tempdir_in("/run").context("a runtime folder")?;
     let private = Home::new(own.path(), runtime.path());
     private.create().context("a folder for the measurement")?;
-    let exports = Arc::new(aenv_blockd::launch(&private, &node::blockd_binary(config)?).await?);
+    let blockd = node::blockd_binary(config)?;
+    let exports = Arc::new(aenv_blockd::launch(&private, &blockd, node::export_choice(config)).await?);
     let mut network = node::network(config, &private)?;
     network.tag = InstanceTag::of_home(private.path());
     let slots = Slots::open(network).await?;

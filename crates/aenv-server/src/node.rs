@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use aenv_blockd::Exports;
+use aenv_blockd::{Export, ExportChoice, Exports};
 use aenv_egress::{Authority, GatedSlots, Purpose, SecretSource, Trust};
 use aenv_image::{ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
@@ -37,6 +37,8 @@ pub struct Node {
     pub secrets: Secrets,
     /// Which engine, and why.
     pub engine: String,
+    /// How disks are shown.
+    pub export: Export,
 }
 
 /// The folders of a configuration.
@@ -56,8 +58,10 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     let blockd = blockd_binary(config)?;
     let backend = backend(config, home)?;
     write_remotes(config, home, &backend)?;
-    let exports: Arc<dyn Exports> =
-        Arc::new(aenv_blockd::launch(home, &blockd).await.context("the data plane cannot be started")?);
+    let exports = aenv_blockd::launch(home, &blockd, export_choice(config)).await;
+    let exports: Arc<dyn Exports> = Arc::new(exports.context("the data plane cannot be started")?);
+    let export = exports.export().await?;
+    tracing::info!(kind = ?export.kind, why = export.why, "how disks are shown");
     let engine = engine(kind, config, home)?;
     let secrets = Secrets::open(home)?;
     let network = gated_network(config, home, Arc::new(secrets.clone())).await?;
@@ -85,7 +89,7 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
     })
     .await?;
     let templates = Templates::open(home.clone(), repository, orchestrator.clone(), images.clone()).await?;
-    Ok(Node { orchestrator, templates, images, volumes, secrets, engine: why })
+    Ok(Node { orchestrator, templates, images, volumes, secrets, engine: why, export })
 }
 
 /// The QEMU engine of this configuration.
@@ -155,6 +159,11 @@ fn is_mounted(folder: &Path) -> bool {
     let device = |path: &Path| std::fs::metadata(path).map(|meta| meta.dev()).ok();
     let beside = folder.parent().and_then(device);
     device(folder).is_some_and(|own| Some(own) != beside)
+}
+
+/// The setting `blockd.export`.
+pub fn export_choice(config: &Config) -> ExportChoice {
+    config.blockd.export.parse().unwrap_or_default()
 }
 
 /// The configured binary, or the one beside the server.

@@ -77,6 +77,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         events,
         spawns: Spawns::new(db.clone()),
         idempotency: Idempotency::new(db),
+        export: node.export,
         config,
         home,
         started_at: Utc::now(),

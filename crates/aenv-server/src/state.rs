@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use aenv_blockd::Export;
 use aenv_image::Images;
 use aenv_orchestrator::Orchestrator;
 use aenv_template::Templates;
@@ -54,6 +55,8 @@ pub struct Shared {
     pub spawns: Spawns,
     /// `Idempotency-Key`.
     pub idempotency: Idempotency,
+    /// How disks are shown.
+    pub export: Export,
     /// The effective configuration.
     pub config: Config,
     /// Where things lie.

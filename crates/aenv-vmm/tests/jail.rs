@@ -13,7 +13,7 @@ use std::{
 };
 
 use aenv_blockd::{
-    Client, DiskExport, Exports, MemoryExport,
+    Client, DiskExport, ExportChoice, Exports, MemoryExport,
     daemon::{Config, Daemon, stacks::Stacks},
 };
 use aenv_types::{Home, SandboxId};
@@ -43,6 +43,7 @@ impl Node {
             mount: home.exports(),
             state: home.runtime().join("blockd.state"),
             workers: 4,
+            export: ExportChoice::Fuse,
         };
         let (stop, stopped) = oneshot::channel();
         let (up, is_up) = std::sync::mpsc::channel();

@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 
 use super::table::Table;
 use crate::{
-    exports::ExportError,
+    exports::{Export, ExportError},
     protocol::{Answer, Call, MAX_REQUEST, Request, Response, VERSION},
 };
 
@@ -146,7 +146,11 @@ fn parse(line: &str) -> Result<Request, (u64, String)> {
 
 fn perform(table: &Table, call: Call) -> Result<Answer, ExportError> {
     match call {
-        Call::Hello => Ok(Answer::Hello { version: VERSION, pid: std::process::id() }),
+        Call::Hello => {
+            let shown = table.shown();
+            let export = Some(Export { kind: shown.kind(), why: shown.why().to_owned() });
+            Ok(Answer::Hello { version: VERSION, pid: std::process::id(), export })
+        }
         Call::OpenDisk { export } => table.open_disk(export).map(|path| Answer::Opened { path }),
         Call::OpenMemory { export } => table.open_memory(export).map(|path| Answer::Opened { path }),
         Call::Seal { name, target } => table.seal(&name, &target).map(|sealed| Answer::Sealed { sealed }),

@@ -23,8 +23,8 @@ use super::{
     bytes,
     mount::MAX_READ,
     node::{Node, NodeKind, Owner},
+    pool::Pool,
     table::{ROOT, Table},
-    waiting::Waiting,
 };
 
 /// How long the kernel may remember a disk's name: not at all, for it may be shown again as another disk.
@@ -41,6 +41,9 @@ const MAX_BACKGROUND: u16 = 128;
 
 const PAGE: u64 = 4096;
 
+/// Threads for reads that may wait for another machine, beside the workers.
+pub(crate) const MOST_WAITING: usize = 64;
+
 thread_local! {
     /// What a read is answered from; one for each worker thread, used again.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -55,7 +58,7 @@ fn answer(node: &Node, offset: u64, len: usize, reply: ReplyData) {
         let buffer = &mut buffer[..len];
         match node.with_device(|device| bytes::read(device, buffer, offset)) {
             Some(Ok(())) => reply.data(buffer),
-            Some(Err(error)) => reply.error(node.errno("read", &error)),
+            Some(Err(error)) => reply.error(errno(node.errno("read", &error))),
             None => reply.error(Errno::EIO),
         }
     });
@@ -64,7 +67,7 @@ fn answer(node: &Node, offset: u64, len: usize, reply: ReplyData) {
 pub(crate) struct Files {
     table: Arc<Table>,
     started: SystemTime,
-    waiting: Waiting,
+    waiting: Pool,
     /// Reads that may wait for another machine and are served by a worker now.
     may_wait: AtomicUsize,
     /// How many of them there may be: the other workers are for those that do not wait.
@@ -77,7 +80,7 @@ impl Files {
         Self {
             table,
             started,
-            waiting: Waiting::default(),
+            waiting: Pool::new(MOST_WAITING, || ()),
             may_wait: AtomicUsize::new(0),
             may_wait_most: workers / 2,
         }
@@ -91,7 +94,11 @@ impl Files {
             NodeKind::Memory => 0o666,
         };
         let Owner { uid, gid } = node.owner();
-        FileAttr { uid, gid, ..self.attr(node.ino, node.size, FileType::RegularFile, perm) }
+        match node.block_device() {
+            // The kernel opens the device itself; what this mount says of it is whose it is.
+            Some(rdev) => FileAttr { uid, gid, rdev, ..self.attr(node.ino, 0, FileType::BlockDevice, perm) },
+            None => FileAttr { uid, gid, ..self.attr(node.ino, node.size, FileType::RegularFile, perm) },
+        }
     }
 
     /// Others than root pass through it to what they know the name of, and cannot list it.
@@ -118,6 +125,10 @@ impl Files {
             flags: 0,
         }
     }
+}
+
+fn errno(number: i32) -> Errno {
+    Errno::from(io::Error::from_raw_os_error(number))
 }
 
 /// The part of a range of `len` bytes at `offset` that lies inside a node.
@@ -285,7 +296,7 @@ impl Filesystem for Files {
         });
         match written {
             Some(Ok(())) => reply.written(len as u32),
-            Some(Err(error)) => reply.error(node.errno("write", &error)),
+            Some(Err(error)) => reply.error(errno(node.errno("write", &error))),
             None => reply.error(Errno::EIO),
         }
     }
@@ -316,7 +327,7 @@ impl Filesystem for Files {
         }
         match node.with_device(|device| device.flush()) {
             Some(Ok(())) => reply.ok(),
-            Some(Err(error)) => reply.error(node.errno("flush", &error)),
+            Some(Err(error)) => reply.error(errno(node.errno("flush", &error))),
             None => reply.error(Errno::EIO),
         }
     }
@@ -359,7 +370,7 @@ impl Filesystem for Files {
         }
         match node.with_device(|device| bytes::zero(device, &node.partial, offset, len)) {
             Some(Ok(())) => reply.ok(),
-            Some(Err(error)) => reply.error(node.errno("discard", &error)),
+            Some(Err(error)) => reply.error(errno(node.errno("discard", &error))),
             None => reply.error(Errno::EIO),
         }
     }
@@ -400,7 +411,9 @@ impl Filesystem for Files {
             return reply.ok();
         }
         for (ino, name) in self.table.names() {
-            if ino > offset.max(ROOT) && reply.add(INodeNo(ino), ino, FileType::RegularFile, &name) {
+            let device = self.table.node(ino).is_some_and(|node| node.block_device().is_some());
+            let kind = if device { FileType::BlockDevice } else { FileType::RegularFile };
+            if ino > offset.max(ROOT) && reply.add(INodeNo(ino), ino, kind, &name) {
                 break;
             }
         }

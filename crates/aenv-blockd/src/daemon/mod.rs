@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! control   lines on the socket          -> table
-//! table     names, inodes, holders       -> backend (opens), state (keeps)
+//! table     names, inodes, holders       -> backend (opens), state (keeps), shown (how)
 //! files     FUSE requests, by inode      -> node -> BlockDevice
+//! ublk      requests of block devices    -> node -> BlockDevice
 //! ```
 
 pub mod backend;
@@ -15,14 +16,16 @@ mod files;
 mod fill;
 mod mount;
 mod node;
+mod pool;
 #[cfg(test)]
 pub(crate) mod ram_disk;
 pub mod remotes;
+mod shown;
 pub mod stacks;
 mod state;
 mod table;
 mod trace;
-mod waiting;
+mod ublk;
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -40,7 +43,9 @@ use tracing::{debug, error, info, warn};
 
 use self::{backend::Backend, files::Files, table::Table};
 
-pub use self::{mount::MountError, state::LoadStateError};
+use crate::exports::ExportChoice;
+
+pub use self::{mount::MountError, shown::RestoreError, state::LoadStateError};
 
 /// How far the kernel reads ahead in a memory image, in KiB.
 const READAHEAD_KIB: u32 = 512;
@@ -57,8 +62,10 @@ pub struct Config {
     pub mount: PathBuf,
     /// File that keeps the list of exports.
     pub state: PathBuf,
-    /// Threads that serve FUSE requests.
+    /// Threads that serve FUSE requests, and as many that do the I/O of ublk devices.
     pub workers: usize,
+    /// How disks are to be shown.
+    pub export: ExportChoice,
 }
 
 impl Config {
@@ -90,9 +97,9 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// The list of exports could not be read.
+    /// The exports of the blockd before could not be taken over, or not be shown as demanded.
     #[error(transparent)]
-    State(#[from] LoadStateError),
+    Restore(#[from] RestoreError),
     /// The exports could not be mounted.
     #[error(transparent)]
     Mount(#[from] MountError),
@@ -126,7 +133,8 @@ impl Daemon {
     pub fn start(config: Config, backend: impl Backend) -> Result<Self, StartError> {
         let pid_file = lock_pid_file(&config.pid_file())?;
         mount::detach(&config.mount)?;
-        let table = Table::restore(config.mount.clone(), Box::new(backend), config.state.clone())?;
+        let (mount, state) = (config.mount.clone(), config.state.clone());
+        let table = Table::restore(mount, Box::new(backend), state, config.export, config.workers)?;
         let table = Arc::new(table);
 
         let device = mount::attach(&config.mount)?;
@@ -159,7 +167,7 @@ impl Daemon {
         Ok(Self { config, table, listener, notifier, session_end, _pid_file: pid_file })
     }
 
-    /// Serves until `shutdown` resolves; then makes all disks durable and unmounts.
+    /// Serves until `shutdown` resolves; then makes all disks durable and unmounts. Block devices stay, for the next blockd.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let Self { config, table, listener, notifier, session_end, _pid_file } = self;
         let forgetting = forget(Arc::clone(&table), notifier);

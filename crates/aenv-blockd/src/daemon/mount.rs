@@ -74,7 +74,7 @@ pub(crate) fn detach(path: &Path) -> Result<(), MountError> {
 }
 
 /// Mounts a FUSE file system at `path` and returns the kernel's end of it. Everybody may use it, within what owners and modes of
-/// its files allow, which the kernel judges.
+/// its files allow, which the kernel judges. Device nodes in it work, for disks that are shown by ublk; only blockd makes files there.
 pub(crate) fn attach(path: &Path) -> Result<OwnedFd, MountError> {
     fs::create_dir_all(path).map_err(|source| MountError::Folder { path: path.to_owned(), source })?;
     let device = OpenOptions::new()
@@ -86,7 +86,7 @@ pub(crate) fn attach(path: &Path) -> Result<OwnedFd, MountError> {
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={MAX_READ}",
         device.as_raw_fd()
     );
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
     mount(Some("aenv-blockd"), path, Some("fuse.aenv"), flags, Some(options.as_str()))
         .map_err(|source| MountError::Mount { path: path.to_owned(), source })?;
     Ok(device.into())

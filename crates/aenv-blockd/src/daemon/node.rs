@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -41,6 +41,8 @@ pub(crate) struct Node {
     /// Root's at first, whatever a disk of the same name had: an inode is never another export's.
     owner: Mutex<Owner>,
     device: RwLock<Option<Arc<dyn BlockDevice>>>,
+    /// Number of the ublk device that shows it.
+    block_device: OnceLock<u32>,
     opens: AtomicU64,
     complaints: Complaints,
 }
@@ -61,9 +63,20 @@ impl Node {
             partial: Mutex::new(()),
             owner: Mutex::default(),
             device: RwLock::new(Some(device)),
+            block_device: OnceLock::new(),
             opens: AtomicU64::new(0),
             complaints: Complaints::default(),
         }
+    }
+
+    /// Shows it as the block device of this number, from its first moment in the mount to its last.
+    pub(crate) fn becomes_block_device(&self, number: u32) {
+        let _ = self.block_device.set(number);
+    }
+
+    /// The number of the block device as which it is shown, if it is.
+    pub(crate) fn block_device(&self) -> Option<u32> {
+        self.block_device.get().copied()
     }
 
     pub(crate) fn owner(&self) -> Owner {
@@ -126,13 +139,13 @@ impl Node {
     }
 
     /// The errno of a failed operation, which is logged here, and only here.
-    pub(crate) fn errno(&self, operation: &'static str, failure: &DeviceError) -> fuser::Errno {
+    pub(crate) fn errno(&self, operation: &'static str, failure: &DeviceError) -> i32 {
         self.complaints.log(&self.label(), operation, failure);
         match failure {
-            DeviceError::NoSpace => fuser::Errno::ENOSPC,
-            DeviceError::ReadOnly => fuser::Errno::EROFS,
-            DeviceError::OutOfRange { .. } => fuser::Errno::EINVAL,
-            DeviceError::Source(_) | DeviceError::Io { .. } => fuser::Errno::EIO,
+            DeviceError::NoSpace => libc::ENOSPC,
+            DeviceError::ReadOnly => libc::EROFS,
+            DeviceError::OutOfRange { .. } => libc::EINVAL,
+            DeviceError::Source(_) | DeviceError::Io { .. } => libc::EIO,
         }
     }
 }

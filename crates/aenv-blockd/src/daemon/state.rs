@@ -18,6 +18,9 @@ use crate::exports::{DiskExport, Sealed};
 pub(crate) struct State {
     /// The next inode number; never used twice.
     pub(crate) next_ino: u64,
+    /// What the ublk devices of this list, and no others, are marked with. 0: none was made yet.
+    #[serde(default)]
+    pub(crate) ublk_mark: u64,
     pub(crate) disks: Vec<DiskState>,
     pub(crate) images: Vec<ImageState>,
 }
@@ -27,6 +30,9 @@ pub(crate) struct DiskState {
     pub(crate) ino: u64,
     /// As it is now: with the layers that were sealed since it was opened.
     pub(crate) export: DiskExport,
+    /// The number of the ublk device that shows it.
+    #[serde(default)]
+    pub(crate) ublk: Option<u32>,
     /// A seal was going on, to this file.
     pub(crate) sealing: Option<PathBuf>,
     /// The last seal, so that it may be asked for again.
@@ -126,9 +132,11 @@ mod tests {
         assert_eq!(file.load().unwrap(), State::default());
         let state = State {
             next_ino: 9,
+            ublk_mark: 7,
             disks: vec![DiskState {
                 ino: 4,
                 export: DiskExport { name: "a".into(), size: 4096, layers: vec![], upper: Some("/u".into()) },
+                ublk: Some(3),
                 sealing: Some("/t".into()),
                 last_seal: None,
             }],

@@ -4,7 +4,7 @@
 //! not wait for each other, because opening a stack may take a while. `inner` is only ever held for moments.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -21,9 +21,11 @@ use super::{
     check,
     node::{Node, NodeKind},
     remotes::layer_file,
-    state::{DiskState, ImageState, LastSeal, LoadStateError, State, StateFile, memory_name},
+    shown::{RestoreError, Shown},
+    state::{DiskState, ImageState, LastSeal, State, StateFile, memory_name},
+    ublk::Device,
 };
-use crate::exports::{DiskExport, ExportError, ExportInfo, MemoryExport, Sealed};
+use crate::exports::{DiskExport, ExportChoice, ExportError, ExportInfo, MemoryExport, Sealed};
 
 /// Inode number of the folder.
 pub(crate) const ROOT: u64 = 1;
@@ -38,6 +40,7 @@ const IDLE_IMAGES: usize = 32;
 pub(crate) struct Table {
     mount: PathBuf,
     backend: Box<dyn Backend>,
+    shown: Shown,
     file: StateFile,
     inner: RwLock<Inner>,
     disk_stripes: Stripes,
@@ -66,6 +69,8 @@ struct ShownDisk {
     export: DiskExport,
     node: Arc<Node>,
     disk: Arc<dyn Disk>,
+    /// What shows it, if it is not a file of the mount.
+    device: Option<Device>,
     sealing: Option<PathBuf>,
     last_seal: Option<LastSeal>,
 }
@@ -104,18 +109,23 @@ impl Stripes {
 }
 
 impl Table {
-    /// A table that shows again what `state` lists. What cannot be shown any more is logged and left out.
+    /// A table that shows again what `state` lists. What cannot be shown any more is logged and left out. `workers` do the I/O of
+    /// block devices.
     pub(crate) fn restore(
         mount: PathBuf,
         backend: Box<dyn Backend>,
         state: PathBuf,
-    ) -> Result<Self, LoadStateError> {
+        choice: ExportChoice,
+        workers: usize,
+    ) -> Result<Self, RestoreError> {
         let file = StateFile::new(state);
         let kept = file.load()?;
+        let shown = Shown::choose(choice, &kept, workers)?;
         let inner = Inner { next_ino: kept.next_ino.max(ROOT + 1), ..Inner::default() };
         let table = Self {
             mount,
             backend,
+            shown,
             file,
             inner: RwLock::new(inner),
             disk_stripes: Stripes::new(),
@@ -123,7 +133,7 @@ impl Table {
             image_stripes: Stripes::new(),
             changed: Notify::new(),
         };
-        let shown = kept.disks.len() + kept.images.len();
+        let exports = kept.disks.len() + kept.images.len();
         for disk in kept.disks {
             let name = disk.export.name.clone();
             if let Err(error) = table.restore_disk(disk) {
@@ -136,9 +146,18 @@ impl Table {
                 error!(holders, %error, "a memory image of the blockd before cannot be shown any more");
             }
         }
-        if shown > 0 {
-            info!(exports = shown, "took over the exports of the blockd before");
+        if exports > 0 {
+            info!(exports, "took over the exports of the blockd before");
         }
+        if let Some(devices) = table.shown.devices() {
+            let inner = table.inner.read();
+            let known = inner.disks.values().filter_map(|disk| Some(disk.device.as_ref()?.id()));
+            let known: HashSet<u32> = known.collect();
+            drop(inner);
+            devices.sweep(&known);
+        }
+        // The mark before the first device that has it, and the devices that are there now.
+        table.save().map_err(|error| RestoreError::Keep { message: error.to_string() })?;
         Ok(table)
     }
 
@@ -151,7 +170,19 @@ impl Table {
             export.layers.push(target);
         }
         let disk = self.backend.disk(&export)?;
-        self.inner.write().show_disk(kept.ino, export, disk, kept.last_seal);
+        let node = disk_node(kept.ino, &export, &disk);
+        let taken = kept.ublk.and_then(|id| match self.shown.take_over(id, &node) {
+            Ok(device) => Some(device),
+            Err(error) => {
+                error!(export = export.name, %error, "who has the disk open cannot use it any more");
+                None
+            }
+        });
+        let device = match taken {
+            Some(device) => Some(device),
+            None => self.shown.new_device(&node)?,
+        };
+        self.inner.write().show_disk(node, export, disk, device, kept.last_seal);
         Ok(())
     }
 
@@ -160,8 +191,8 @@ impl Table {
         let stamps = stamps(&key.layers)?;
         let device = self.backend.memory(&key.layers, key.size)?;
         let mut inner = self.inner.write();
-        let node = Node::new(kept.ino, kept.name, key.size, NodeKind::Memory, device);
-        let node = inner.add_node(node);
+        let node = Arc::new(Node::new(kept.ino, kept.name, key.size, NodeKind::Memory, device));
+        inner.add_node(Arc::clone(&node));
         for holder in &kept.holders {
             inner.holders.insert(holder.clone(), key.clone());
         }
@@ -190,16 +221,16 @@ impl Table {
         }
         let disk = self.backend.disk(&export)?;
         let name = export.name.clone();
-        {
-            let mut inner = self.inner.write();
-            let ino = inner.take_ino();
-            inner.show_disk(ino, export, disk, None);
-        }
+        let ino = self.inner.write().take_ino();
+        let node = disk_node(ino, &export, &disk);
+        let device = self.shown.new_device(&node)?;
+        let number = device.as_ref().map(Device::id);
+        self.inner.write().show_disk(node, export, disk, device, None);
         if let Err(error) = self.save() {
-            self.inner.write().hide_disk(&name);
+            self.take_away(&name);
             return Err(error);
         }
-        info!(export = name, "shown");
+        info!(export = name, ublk = number, "shown");
         Ok(path)
     }
 
@@ -250,7 +281,7 @@ impl Table {
         };
         // A blockd that dies in the seal is followed by one that knows where to look.
         self.save()?;
-        let result = disk.seal(target);
+        let result = self.write_back(name).and_then(|()| disk.seal(target));
         {
             let mut inner = self.inner.write();
             if let Some(shown) = inner.disks.get_mut(name) {
@@ -270,7 +301,7 @@ impl Table {
     /// See [`crate::Exports::close_disk`]. After it nothing writes to the upper, even if a VMM still has the file open.
     pub(crate) fn close_disk(&self, name: &str) -> Result<(), ExportError> {
         let _alone = self.disk_stripes.lock(&name.to_owned());
-        let Some(shown) = self.inner.write().hide_disk(name) else { return Ok(()) };
+        let Some(shown) = self.take_away(name) else { return Ok(()) };
         shown.node.revoke();
         if shown.node.kind == NodeKind::Disk
             && let Err(error) = shown.disk.flush()
@@ -280,6 +311,23 @@ impl Table {
         self.save()?;
         info!(export = name, "closed");
         Ok(())
+    }
+
+    /// Stops showing a disk: its block device first, which may still hand over what was written to it.
+    fn take_away(&self, name: &str) -> Option<ShownDisk> {
+        let device = self.inner.write().disks.get_mut(name).and_then(|shown| shown.device.take());
+        if let Some(device) = device {
+            device.remove();
+        }
+        self.inner.write().hide_disk(name)
+    }
+
+    /// What a VMM wrote to a block device may lie in the host's page cache; a seal has it all.
+    fn write_back(&self, name: &str) -> Result<(), ExportError> {
+        let path = self.inner.read().disks.get(name).and_then(|shown| Some(shown.device.as_ref()?.path()));
+        let Some(path) = path else { return Ok(()) };
+        let synced = std::fs::File::open(&path).and_then(|device| device.sync_all());
+        synced.map_err(|error| ExportError::Io { message: format!("{}: {error}", path.display()) })
     }
 
     /// See [`crate::Exports::close_memory`]. VMMs that still map the image go on reading it.
@@ -316,6 +364,11 @@ impl Table {
         let mut all: Vec<_> = disks.chain(holders).collect();
         all.sort_by(|a, b| (a.memory, &a.name).cmp(&(b.memory, &b.name)));
         all
+    }
+
+    /// How disks are shown that are opened now, and why.
+    pub(crate) fn shown(&self) -> &Shown {
+        &self.shown
     }
 
     /// Makes what was written to all disks durable.
@@ -389,8 +442,9 @@ impl Table {
     }
 
     fn save(&self) -> Result<(), ExportError> {
-        self.file.save(|| self.inner.read().state()).map_err(|error| ExportError::Io {
-            message: format!("the list of exports cannot be kept: {error}"),
+        let mark = self.shown.mark();
+        self.file.save(|| State { ublk_mark: mark, ..self.inner.read().state() }).map_err(|error| {
+            ExportError::Io { message: format!("the list of exports cannot be kept: {error}") }
         })
     }
 }
@@ -402,18 +456,22 @@ impl Inner {
         ino
     }
 
-    fn add_node(&mut self, node: Node) -> Arc<Node> {
-        let node = Arc::new(node);
+    fn add_node(&mut self, node: Arc<Node>) {
         self.names.insert(node.name.clone(), node.ino);
-        self.nodes.insert(node.ino, Arc::clone(&node));
-        node
+        self.nodes.insert(node.ino, node);
     }
 
-    fn show_disk(&mut self, ino: u64, export: DiskExport, disk: Arc<dyn Disk>, last_seal: Option<LastSeal>) {
-        let kind = if export.upper.is_some() { NodeKind::Disk } else { NodeKind::ReadOnlyDisk };
-        let device = Arc::clone(&disk) as Arc<dyn BlockDevice>;
-        let node = self.add_node(Node::new(ino, disk_name(&export.name), export.size, kind, device));
-        self.disks.insert(export.name.clone(), ShownDisk { export, node, disk, sealing: None, last_seal });
+    fn show_disk(
+        &mut self,
+        node: Arc<Node>,
+        export: DiskExport,
+        disk: Arc<dyn Disk>,
+        device: Option<Device>,
+        last_seal: Option<LastSeal>,
+    ) {
+        self.add_node(Arc::clone(&node));
+        let shown = ShownDisk { export, node, disk, device, sealing: None, last_seal };
+        self.disks.insert(shown.export.name.clone(), shown);
     }
 
     fn hide_disk(&mut self, name: &str) -> Option<ShownDisk> {
@@ -443,7 +501,8 @@ impl Inner {
             }
             (None, Some(device)) => {
                 let ino = self.take_ino();
-                let node = self.add_node(Node::new(ino, memory_name(), key.size, NodeKind::Memory, device));
+                let node = Arc::new(Node::new(ino, memory_name(), key.size, NodeKind::Memory, device));
+                self.add_node(Arc::clone(&node));
                 let image = Image { node, stamps: stamps.to_vec(), holders: BTreeSet::new() };
                 if let Some(before) = self.images.insert(key.clone(), image) {
                     self.names.remove(&before.node.name);
@@ -500,6 +559,7 @@ impl Inner {
         let disks = self.disks.values().map(|shown| DiskState {
             ino: shown.node.ino,
             export: shown.export.clone(),
+            ublk: shown.device.as_ref().map(Device::id),
             sealing: shown.sealing.clone(),
             last_seal: shown.last_seal.clone(),
         });
@@ -511,8 +571,15 @@ impl Inner {
             layers: key.layers.clone(),
             holders: image.holders.clone(),
         });
-        State { next_ino: self.next_ino, disks: disks.collect(), images: images.collect() }
+        let (disks, images) = (disks.collect(), images.collect());
+        State { next_ino: self.next_ino, ublk_mark: 0, disks, images }
     }
+}
+
+fn disk_node(ino: u64, export: &DiskExport, disk: &Arc<dyn Disk>) -> Arc<Node> {
+    let kind = if export.upper.is_some() { NodeKind::Disk } else { NodeKind::ReadOnlyDisk };
+    let device = Arc::clone(disk) as Arc<dyn BlockDevice>;
+    Arc::new(Node::new(ino, disk_name(&export.name), export.size, kind, device))
 }
 
 fn disk_name(name: &str) -> String {
@@ -547,8 +614,8 @@ mod tests {
     }
 
     fn table(folder: &Path, backend: &Arc<RamBackend>) -> Table {
-        Table::restore("/exports".into(), Box::new(Shared(Arc::clone(backend))), folder.join("state"))
-            .unwrap()
+        let backend = Box::new(Shared(Arc::clone(backend)));
+        Table::restore("/exports".into(), backend, folder.join("state"), ExportChoice::Fuse, 1).unwrap()
     }
 
     fn disk(name: &str) -> DiskExport {

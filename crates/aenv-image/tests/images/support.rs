@@ -13,7 +13,7 @@ use std::{
 };
 
 use aenv_blockd::{
-    Client, DiskExport, Exports,
+    Client, DiskExport, ExportChoice, Exports,
     daemon::{Config, Daemon, remotes::Remotes, stacks::Stacks},
 };
 use aenv_image::{ImageError, ImageReference, ImageSettings, Images, PullProgress, PulledImage};
@@ -45,6 +45,7 @@ impl Node {
             mount: home.exports(),
             state: home.runtime().join("blockd.state"),
             workers: 4,
+            export: ExportChoice::Fuse,
         };
         let reached = aenv_remote::Remotes {
             repository: aenv_remote::StoreConfig::Folder(home.path().to_owned()),

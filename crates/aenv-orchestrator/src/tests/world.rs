@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use aenv_blockd::{DiskExport, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
+use aenv_blockd::{DiskExport, Export, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed};
 use aenv_envd_api::InitRequest;
 use aenv_memory::Since;
 use aenv_net::{Network, NetworkError, Slot, SlotRecord};
@@ -304,8 +304,8 @@ fn present(layers: &[PathBuf]) -> Result<u64, ExportError> {
 
 #[async_trait]
 impl Exports for In {
-    fn kind(&self) -> ExportKind {
-        ExportKind::Fuse
+    async fn export(&self) -> Result<Export, ExportError> {
+        Ok(Export { kind: ExportKind::Fuse, why: String::new() })
     }
     async fn instance(&self) -> Result<u32, ExportError> {
         Ok(self.0.state.lock().blockd)

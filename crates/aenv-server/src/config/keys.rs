@@ -59,6 +59,11 @@ pub const KEYS: &[Key] = &[
     key("qemu.jail.first_uid", Integer, "the first of these uids (and gids); nobody else may use them"),
     key("qemu.jail.uids", Integer, "how many there are"),
     key("blockd.binary_path", Text, "the aenv-blockd binary; found beside the server when unset"),
+    key(
+        "blockd.export",
+        Choice(&["auto", "ublk", "fuse"]),
+        "how disks are shown; auto: ublk where the machine has it",
+    ),
     key("kernel.image_path", Text, "guest kernel (ELF vmlinux); the one of `aenv-server setup` when unset"),
     key("kernel.initramfs_path", Text, "guest initramfs; the one of `aenv-server setup` when unset"),
     key("machine.vcpu_count", Integer, "vCPUs of a machine that names none"),

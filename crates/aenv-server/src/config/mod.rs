@@ -27,7 +27,6 @@ pub struct Config {
     #[serde(default)]
     pub firecracker: Firecracker,
     pub qemu: Qemu,
-    #[serde(default)]
     pub blockd: Blockd,
     #[serde(default)]
     pub kernel: Kernel,
@@ -65,7 +64,7 @@ section! {
     Firecracker { binary_path: Option<PathBuf>, jailer_path: Option<PathBuf> }
     Qemu { binary_path: Option<PathBuf>, warm: Option<u64>, jail: QemuJail }
     QemuJail { enabled: bool, first_uid: u32, uids: u32 }
-    Blockd { binary_path: Option<PathBuf> }
+    Blockd { binary_path: Option<PathBuf>, export: String }
     Kernel { image_path: Option<PathBuf>, initramfs_path: Option<PathBuf> }
     Machine { vcpu_count: u32, mem_size_mib: u32, disk_size_mib: u32 }
     Orchestrator {
@@ -139,6 +138,9 @@ engine = "auto"
 enabled = true
 first_uid = 1900000000
 uids = 65536
+
+[blockd]
+export = "auto"
 
 [machine]
 vcpu_count = 2

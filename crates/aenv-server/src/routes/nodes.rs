@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use aenv_api::{ApiError, DiskMetrics, ErrorBody, MachineInfo, Node, NodeEngine, NodeMetrics, NodeStatus};
+use aenv_api::{
+    ApiError, DiskMetrics, ErrorBody, MachineInfo, Node, NodeEngine, NodeExport, NodeMetrics, NodeStatus,
+};
+use aenv_blockd::{Export, ExportKind};
 use aenv_orchestrator::{SandboxState, SandboxView};
 use aenv_types::EngineStamp;
 use axum::{Json, Router, extract::State, routing::get};
@@ -66,6 +69,7 @@ fn describe(state: &AppState, caller: &Caller) -> Node {
         cluster_id: state.config.node_identity.cluster_id.clone().unwrap_or_else(|| "local".to_owned()),
         machine_info: machine_info(&read("/proc/cpuinfo")),
         engine: engine(state.orchestrator.engine()),
+        export: export(&state.export),
         status: NodeStatus::Ready,
         status_changed_at: state.started_at,
         sandbox_count: u32::try_from(running.len()).unwrap_or(u32::MAX),
@@ -93,6 +97,14 @@ fn engine(stamp: &EngineStamp) -> NodeEngine {
         version: stamp.version.clone(),
         virtualization: stamp.virtualization.as_str().to_owned(),
     }
+}
+
+fn export(export: &Export) -> NodeExport {
+    let kind = match export.kind {
+        ExportKind::Fuse => "fuse",
+        ExportKind::Ublk => "ublk",
+    };
+    NodeExport { kind: kind.to_owned(), why: export.why.clone() }
 }
 
 /// The configured id, or the host's name.

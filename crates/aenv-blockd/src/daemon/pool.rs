@@ -1,17 +1,18 @@
-//! Threads for reads that may wait for another machine: the workers that serve FUSE requests must not all be waiting at once.
+//! Threads for work that must not hold up whoever takes requests: reads that may wait for another machine, I/O on the host's disk.
 
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Threads at most. Requests beyond wait in the queue, whose length the kernel bounds.
-const MOST: usize = 64;
-
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The threads; made when they are needed, and kept.
-#[derive(Clone, Default)]
-pub(crate) struct Waiting(Arc<(Mutex<State>, Condvar)>);
+#[derive(Clone)]
+pub(crate) struct Pool {
+    most: usize,
+    prepare: fn(),
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
 
 #[derive(Default)]
 struct State {
@@ -20,23 +21,33 @@ struct State {
     idle: usize,
 }
 
-impl Waiting {
+impl Pool {
+    /// `most` threads at most, each of which calls `prepare` first. Work beyond waits in a queue, whose length the kernel bounds: it has
+    /// so many requests in flight.
+    pub(crate) fn new(most: usize, prepare: fn()) -> Self {
+        Self { most, prepare, shared: Arc::default() }
+    }
+
     /// Has work done in another thread.
     pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
-        let (state, came) = &*self.0;
+        let (state, came) = &*self.shared;
         let mut state = state.lock();
         state.queue.push_back(Box::new(work));
-        if state.idle < state.queue.len() && state.threads < MOST {
-            let shared = Arc::clone(&self.0);
-            match thread::Builder::new().name("waiting".to_owned()).spawn(move || serve(&shared)) {
+        if state.idle < state.queue.len() && state.threads < self.most {
+            let (shared, prepare) = (Arc::clone(&self.shared), self.prepare);
+            let begin = move || {
+                prepare();
+                serve(&shared);
+            };
+            match thread::Builder::new().name("waiting".to_owned()).spawn(begin) {
                 Ok(_) => state.threads += 1,
                 Err(error) if state.threads == 0 => {
-                    tracing::error!(%error, "no thread for a read that waits");
+                    tracing::error!(%error, "no thread for I/O that waits");
                     let work = state.queue.pop_back();
                     drop(state);
                     return work.into_iter().for_each(|work| work());
                 }
-                Err(error) => tracing::warn!(%error, "reads of remote layers have few threads"),
+                Err(error) => tracing::warn!(%error, "I/O that waits has few threads"),
             }
         }
         came.notify_one();
@@ -63,11 +74,12 @@ mod tests {
 
     #[test]
     fn work_that_waits_holds_up_no_other() {
-        let waiting = Waiting::default();
+        let most = 16;
+        let waiting = Pool::new(most, || ());
         let (release, held) = mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let (done, results) = mpsc::channel();
-        for _ in 0..MOST - 1 {
+        for _ in 0..most - 1 {
             let held = Arc::clone(&held);
             waiting.run(move || {
                 let _ = held.lock().recv();
