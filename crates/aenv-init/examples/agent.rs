@@ -11,13 +11,15 @@
 //! mounts          -> <mount points, space separated>
 //! envd            -> "not found" if no path leads to this program
 //! zombies         -> <number of zombies>, after an orphan was made and left
+//! churn           -> ok            writes and syncs a growing number for ever
+//! churned         -> ok | bad <in memory> <on disk> <in memory>
 //! off             -> powers the guest off through init
 //! ```
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Seek, SeekFrom, Write},
     net::{TcpListener, TcpStream},
     sync::{
         Mutex,
@@ -26,6 +28,9 @@ use std::{
 };
 
 static REQUESTS: AtomicU64 = AtomicU64::new(0);
+/// The number that is on the disk for certain.
+static CHURNED: AtomicU64 = AtomicU64::new(0);
+const CHURN: &str = "/churn.bin";
 static MEMORY: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 fn main() {
@@ -91,6 +96,25 @@ fn answer(line: &str) -> String {
             Err(error) => format!("not found: {error}"),
         },
         "zombies" => zombies().to_string(),
+        "churn" => {
+            std::thread::spawn(churn);
+            while CHURNED.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            "ok".to_owned()
+        }
+        "churned" => {
+            let before = CHURNED.load(Ordering::SeqCst);
+            // What the disk has, and not what the cache has of it.
+            fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+            let bytes = fs::read(CHURN).unwrap();
+            let on_disk = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let after = CHURNED.load(Ordering::SeqCst);
+            match before <= on_disk && on_disk <= after + 1 {
+                true => "ok".to_owned(),
+                false => format!("bad {before} {on_disk} {after}"),
+            }
+        }
         "off" => {
             // SAFETY: kill has no memory effects.
             unsafe { libc::kill(1, libc::SIGTERM) };
@@ -133,4 +157,14 @@ fn zombies() -> usize {
             .count()
     };
     (0..100).find(|_| count() == 0).map_or_else(count, |_| 0)
+}
+
+fn churn() {
+    let mut file = fs::File::create(CHURN).unwrap();
+    for number in 1u64.. {
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.write_all(&number.to_le_bytes().repeat(512)).unwrap();
+        file.sync_all().unwrap();
+        CHURNED.store(number, Ordering::SeqCst);
+    }
 }

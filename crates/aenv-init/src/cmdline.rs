@@ -1,6 +1,8 @@
-//! Options on the kernel's command line: `aenv.root=/dev/vda` and `aenv.net=ADDRESS/PREFIX,GATEWAY[,MTU]`.
+//! Options on the kernel's command line: `aenv.root=/dev/vda`, `aenv.net=ADDRESS/PREFIX,GATEWAY[,MTU]` and `aenv.off=reset`.
 
 use std::{fs, net::Ipv4Addr};
+
+use nix::sys::reboot::RebootMode;
 
 use crate::Fatal;
 
@@ -30,6 +32,16 @@ pub struct Net {
 pub fn read() -> Result<Options, Fatal> {
     let text = fs::read_to_string("/proc/cmdline").map_err(|e| Fatal::new("read /proc/cmdline", e))?;
     parse(&text)
+}
+
+/// How the machine ends: it is switched off, or reset where that ends it and it has no switch. Asked for at the end only, when
+/// nothing may go wrong any more.
+pub fn way_off() -> RebootMode {
+    let text = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    match text.split_ascii_whitespace().any(|word| word == "aenv.off=reset") {
+        true => RebootMode::RB_AUTOBOOT,
+        false => RebootMode::RB_POWER_OFF,
+    }
 }
 
 fn parse(text: &str) -> Result<Options, Fatal> {

@@ -17,14 +17,14 @@ use nix::{
     errno::Errno,
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::{
-        reboot::{RebootMode, reboot, set_cad_enabled},
+        reboot::{reboot, set_cad_enabled},
         signal::{SigSet, Signal},
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
     unistd::{ForkResult, Pid, fork, setsid, sync},
 };
 
-use crate::{Fatal, say};
+use crate::{Fatal, cmdline, say};
 
 /// Starts of envd within [`WINDOW`] that are taken for bad luck.
 const LIMIT: usize = 5;
@@ -122,7 +122,7 @@ pub fn power_off() -> ! {
     let read_only = nix::mount::MsFlags::MS_REMOUNT | nix::mount::MsFlags::MS_RDONLY;
     let _ = nix::mount::mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>);
     sync();
-    match reboot(RebootMode::RB_POWER_OFF) {
+    match reboot(cmdline::way_off()) {
         Ok(never) => match never {},
         Err(errno) => {
             say(format_args!("power off: {errno}"));

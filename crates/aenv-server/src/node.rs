@@ -16,7 +16,8 @@ use aenv_repository::{Backend, Layers, OssConfig, Repository};
 use aenv_template::Templates;
 use aenv_types::{EngineKind, Home, Token, Virtualization};
 use aenv_vmm::{
-    Engine, EngineReport, EngineSetting, JailConfig, Qemu, QemuConfig, VirtualizationSetting, choose,
+    Engine, EngineReport, EngineSetting, Firecracker, FirecrackerConfig, JailConfig, Qemu, QemuConfig,
+    VirtualizationSetting, choose,
 };
 use aenv_volume::{Limits, Volumes};
 use anyhow::{Context, bail};
@@ -103,13 +104,30 @@ pub fn qemu(config: &Config, home: &Home) -> Qemu {
     }
     settings.tracker = tracker();
     settings.jail = jail(config, home);
-    settings.virtualization = match config.virtualization_mode.as_str() {
+    settings.virtualization = virtualization(config);
+    Qemu::new(settings)
+}
+
+/// The Firecracker engine of this configuration.
+fn firecracker(config: &Config, home: &Home) -> Firecracker {
+    let mut settings = FirecrackerConfig::new(home.runtime());
+    if let Some(binary) = &config.firecracker.binary_path {
+        settings.binary.clone_from(binary);
+    }
+    settings.jail = jail(config, home);
+    settings.virtualization = virtualization(config);
+    settings.cpu_template.clone_from(&config.firecracker.cpu_template);
+    Firecracker::new(settings)
+}
+
+/// The setting `virtualization_mode`.
+fn virtualization(config: &Config) -> VirtualizationSetting {
+    match config.virtualization_mode.as_str() {
         "kvm" => VirtualizationSetting::Only(Virtualization::Kvm),
         "pvm" => VirtualizationSetting::Only(Virtualization::Pvm),
         "tcg" => VirtualizationSetting::Only(Virtualization::Tcg),
         _ => VirtualizationSetting::Auto,
-    };
-    Qemu::new(settings)
+    }
 }
 
 /// How VMMs are confined, if they are to be.
@@ -124,7 +142,7 @@ pub fn jail(config: &Config, home: &Home) -> Option<JailConfig> {
 
 /// What each engine says of itself.
 pub async fn reports(config: &Config, home: &Home) -> Vec<EngineReport> {
-    vec![qemu(config, home).probe().await]
+    vec![firecracker(config, home).probe().await, qemu(config, home).probe().await]
 }
 
 /// The setting `engine`.
@@ -150,7 +168,7 @@ fn engine(kind: EngineKind, config: &Config, home: &Home) -> anyhow::Result<Arc<
             Ok(Arc::new(qemu(&unconfined, home)))
         }
         EngineKind::Qemu => Ok(Arc::new(qemu(config, home))),
-        EngineKind::Firecracker => bail!("this build has no Firecracker engine; set engine = \"qemu\""),
+        EngineKind::Firecracker => Ok(Arc::new(firecracker(config, home))),
     }
 }
 

@@ -77,16 +77,30 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// A stand-in for Firecracker that speaks its API, static: the example `firecracker` of `aenv-init`.
+pub fn firecracker_double() -> anyhow::Result<PathBuf> {
+    let programs = build_static(&["-p", "aenv-init", "--example", "firecracker"])?;
+    Ok(programs.join("examples/firecracker"))
+}
+
 fn build_guest_programs(daemon: GuestDaemon) -> anyhow::Result<PathBuf> {
+    let init = ["-p", "aenv-init", "--bin", "aenv-init"];
+    match daemon {
+        GuestDaemon::Envd => build_static(&[&init[..], &["-p", "aenv-envd", "--bin", "aenv-envd"]].concat()),
+        GuestDaemon::Agent => build_static(&[&init[..], &["--example", "agent"]].concat()),
+    }
+}
+
+/// Builds static programs and returns their folder; `$AENV_TEST_PROGRAMS`, where they are already and cargo is not.
+fn build_static(which: &[&str]) -> anyhow::Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-musl";
+    if let Some(folder) = env::var_os("AENV_TEST_PROGRAMS") {
+        return Ok(folder.into());
+    }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(workspace()).args(["build", "--quiet", "--profile", "guest", "--target", TARGET]);
-    command.args(["-p", "aenv-init", "--bin", "aenv-init"]);
-    match daemon {
-        GuestDaemon::Envd => command.args(["-p", "aenv-envd", "--bin", "aenv-envd"]),
-        GuestDaemon::Agent => command.args(["--example", "agent"]),
-    };
+    command.args(which);
     let output = command.output().context("run cargo for the guest's programs")?;
     if !output.status.success() {
         bail!("building the guest's programs failed:\n{}", String::from_utf8_lossy(&output.stderr));

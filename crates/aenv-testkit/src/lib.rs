@@ -5,5 +5,5 @@
 pub mod guest;
 pub mod image;
 
-pub use guest::{GuestArtifacts, GuestDaemon, guest_artifacts, tiny_root};
+pub use guest::{GuestArtifacts, GuestDaemon, firecracker_double, guest_artifacts, tiny_root};
 pub use image::{TinyImage, tiny_image};

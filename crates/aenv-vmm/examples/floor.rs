@@ -23,7 +23,7 @@ async fn main() {
     let report = qemu.probe().await;
     println!("{:?} {:?} with {:?}, {SHAPE:?}", report.kind, report.version, report.virtualization);
 
-    let ram = bench.empty_ram();
+    let ram = bench.empty_ram(&qemu);
     let source = bench.place(&ram, &bench.root);
     let start = Instant::now();
     let vm = bench.boot(&qemu, &source).await;

@@ -150,6 +150,15 @@ pub enum EngineError {
     },
 }
 
+/// When guest memory and disks may be captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOrder {
+    /// While the vCPUs stand, also while the vm state is being saved.
+    Any,
+    /// After the vm state was saved: before, devices may still change them. They stand until [`Vm::resume`].
+    AfterState,
+}
+
 /// A kind of VMM.
 #[async_trait]
 pub trait Engine: Send + Sync {
@@ -190,6 +199,11 @@ pub trait Vm: Send + Sync {
 
     /// Lets the vCPUs go on.
     async fn resume(&self) -> Result<(), EngineError>;
+
+    /// When memory and disks may be captured.
+    fn memory_order(&self) -> MemoryOrder {
+        MemoryOrder::Any
+    }
 
     /// Writes device and CPU state (not memory) to `path`, with the vCPUs stopped; they may go on afterwards.
     async fn save_state(&self, path: &std::path::Path) -> Result<(), EngineError>;

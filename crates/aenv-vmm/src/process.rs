@@ -6,10 +6,10 @@
 use std::{
     ffi::CString,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::process::CommandExt,
+        unix::{fs::OpenOptionsExt, process::CommandExt},
     },
     path::Path,
     process::{Command, Stdio},
@@ -23,7 +23,10 @@ use tokio::{
     sync::watch,
 };
 
-use crate::{EngineError, jail};
+use crate::{
+    EngineError, VmRecord,
+    jail::{self, Room},
+};
 
 /// Name of the environment variable by which a VMM's owner (a server's runtime folder) is recognized.
 pub(crate) const OWNER: &str = "AENV_VMM_OWNER";
@@ -42,10 +45,22 @@ pub(crate) struct Start<'a> {
     pub(crate) netns: BorrowedFd<'a>,
     /// Descriptors that it keeps, under the same numbers.
     pub(crate) keep: Vec<RawFd>,
-    /// Whether it will confine itself to the jail.
-    pub(crate) jailed: bool,
-    /// Its standard output and error.
+    /// What it may see and do.
+    pub(crate) confinement: Confinement,
+    /// Its standard output; the log when there is none.
+    pub(crate) console: Option<File>,
+    /// Its standard error.
     pub(crate) log: &'a Path,
+}
+
+/// How a process gets into the jail.
+pub(crate) enum Confinement {
+    /// It does not.
+    None,
+    /// It enters by itself at the end of its start.
+    Itself,
+    /// It is started in a root of its own. The program is a path in there.
+    Room(Room),
 }
 
 /// A process, and the watch that knows when it ended.
@@ -63,19 +78,25 @@ impl Process {
         let failed = |context: &str, e: io::Error| EngineError::Start(format!("{context}: {e}"));
         let open = || File::options().create(true).append(true).read(true).open(start.log);
         let log = open().map_err(|e| failed("open its log", e))?;
-        let copy = || log.try_clone().map(Stdio::from);
+        let copy = || log.try_clone().map_err(|e| failed("open its log", e));
+        let nothing = File::open("/dev/null").map_err(|e| failed("open /dev/null", e))?;
         let mut command = Command::new(start.program);
         command.args(&start.arguments).current_dir("/").env_clear().env(OWNER, start.owner);
         if let Some(library) = start.preload {
             command.env("LD_PRELOAD", library);
         }
-        command.stdin(Stdio::null());
-        command.stdout(copy().map_err(|e| failed("open its log", e))?);
-        command.stderr(copy().map_err(|e| failed("open its log", e))?);
-        let jailed = start.jailed;
-        if jailed {
-            command.envs(jail::ENVIRONMENT);
-        }
+        command.stdin(Stdio::from(nothing));
+        command.stdout(start.console.map_or_else(copy, Ok)?);
+        command.stderr(copy()?);
+        let (restricted, room) = match start.confinement {
+            Confinement::None => (false, None),
+            Confinement::Itself => {
+                command.envs(jail::ENVIRONMENT);
+                (true, None)
+            }
+            Confinement::Room(room) => (true, Some(room)),
+        };
+        let uid = room.as_ref().map_or(0, Room::uid);
         let netns = start.netns.as_raw_fd();
         let keep = start.keep;
         // SAFETY: the closure makes system calls only, on descriptors that outlive the spawn; it allocates nothing.
@@ -85,8 +106,11 @@ impl Process {
                     return Err(io::Error::last_os_error());
                 }
                 libc::umask(0o077);
-                if jailed {
+                if restricted {
                     jail::restrict()?;
+                }
+                if uid != 0 {
+                    jail::become_user(uid)?;
                 }
                 for fd in &keep {
                     if libc::fcntl(*fd, libc::F_SETFD, 0) < 0 {
@@ -96,7 +120,15 @@ impl Process {
                 Ok(())
             });
         }
-        let child = command.spawn().map_err(|e| failed(&start.program.display().to_string(), e))?;
+        let spawned = match room {
+            None => command.spawn(),
+            // A process is born with the root of the thread that starts it. That thread is of no other use afterwards.
+            Some(room) => std::thread::scope(|scope| {
+                let born = scope.spawn(|| room.enter().and_then(|()| command.spawn()));
+                born.join().unwrap_or_else(|_| Err(io::Error::other("its thread ended early")))
+            }),
+        };
+        let child = spawned.map_err(|e| failed(&start.program.display().to_string(), e))?;
         let pid = i32::try_from(child.id()).map_err(|e| EngineError::Start(e.to_string()))?;
         // The child is not reaped before its watch does it, so that its pid cannot be anyone else's here.
         Self::watch(pid, Some(log))
@@ -210,6 +242,31 @@ pub(crate) fn owned_by(owner: &Path) -> Vec<i32> {
     .collect()
 }
 
+/// Ends the processes of `owner` that are neither in one of the records nor among `waiting`, and tells how many.
+pub(crate) async fn sweep(owner: &Path, keep: &[VmRecord], waiting: &[i32]) -> Result<u32, EngineError> {
+    let mut ended = 0;
+    for pid in owned_by(owner) {
+        let Some(start_time) = start_time(pid).filter(|_| !waiting.contains(&pid)) else { continue };
+        if keep.iter().any(|record| record.pid == pid && record.start_time == start_time) {
+            continue;
+        }
+        match Process::attach(pid, start_time, None) {
+            Ok(process) => process.end().await?,
+            Err(EngineError::Gone) => {}
+            Err(other) => return Err(other),
+        }
+        ended += 1;
+    }
+    Ok(ended)
+}
+
+/// Writes a file that nobody else reads, in place of what is there.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)?.write_all(bytes)
+}
+
 pub(crate) fn io_error(context: impl Into<String>, source: io::Error) -> EngineError {
     EngineError::Io { context: context.into(), source }
 }
@@ -227,7 +284,8 @@ mod tests {
             preload: None,
             netns: netns.as_fd(),
             keep: Vec::new(),
-            jailed: false,
+            confinement: Confinement::None,
+            console: None,
             log: &folder.join("log"),
         })
         .unwrap()

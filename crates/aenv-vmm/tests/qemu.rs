@@ -32,6 +32,18 @@ async fn life_of_a_vm_with_cold_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn captures_under_traffic() {
+    let runtime = Runtime::new();
+    suite::captures_under_traffic(&engine(runtime.path(), 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forks_and_ends() {
+    let runtime = Runtime::new();
+    suite::forks_and_ends(&engine(runtime.path(), 0), &runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn life_of_a_vm_with_warm_processes() {
     let runtime = Runtime::new();
     let qemu = engine(runtime.path(), 1);
@@ -46,7 +58,7 @@ async fn a_second_run_of_the_server_sweeps_what_the_first_one_left() {
     let (runtime, other) = (Runtime::new(), Runtime::new());
     let first = engine(runtime.path(), 1);
     let stranger = engine(other.path(), 1);
-    let ram = bench.empty_ram();
+    let ram = bench.empty_ram(&first);
     let (kept, lost) = (bench.place(&ram, &bench.root), bench.place(&ram, &bench.root));
     let kept_vm = bench.boot(&first, &kept).await;
     let lost_vm = bench.boot(&first, &lost).await;
@@ -76,7 +88,7 @@ async fn a_disk_without_a_filesystem_ends_the_boot_with_a_reason() {
     let bench = Bench::new();
     let runtime = Runtime::new();
     let qemu = engine(runtime.path(), 0);
-    let ram = bench.empty_ram();
+    let ram = bench.empty_ram(&qemu);
     let blank = bench.base.path().join("blank.img");
     std::fs::File::create(&blank).unwrap().set_len(64 << 20).unwrap();
     let place = bench.place(&ram, &blank);

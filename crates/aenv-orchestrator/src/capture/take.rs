@@ -8,6 +8,7 @@ use std::{
 use aenv_blockd::Sealed;
 use aenv_memory::Since;
 use aenv_types::{LayerName, LayerRef};
+use aenv_vmm::MemoryOrder;
 use futures::future::join_all;
 
 use super::{NewBlob, Shot, engine_error, not_running};
@@ -63,13 +64,19 @@ pub(super) async fn take(
     shot: &Shot,
     plan: Plan<'_>,
 ) -> Result<Option<Box<dyn TakenMemory>>, SandboxError> {
+    let save = || async { generation.vm.save_state(plan.state).await.map_err(engine_error) };
+    let with_memory = shot.mode != CaptureMode::Filesystem;
+    let state_first = with_memory && generation.vm.memory_order() == MemoryOrder::AfterState;
+    if state_first {
+        save().await?;
+    }
     let disks = join_all(plan.seals.iter().map(|seal| node.exports.seal(&seal.export, seal.path.clone())));
     let vm = Arc::clone(&generation.vm);
     let machine = async {
-        if shot.mode == CaptureMode::Filesystem {
+        if !with_memory {
             return Ok(None);
         }
-        let state = async { vm.save_state(plan.state).await.map_err(engine_error) };
+        let state = async { if state_first { Ok(()) } else { save().await } };
         let memory = async {
             let ram = vm.ram().map_err(engine_error)?;
             let taken = node.seams.images.take(ram, plan.memory.to_owned(), shot.after, plan.since).await;

@@ -61,7 +61,7 @@ macro_rules! section {
 
 section! {
     Tls { cert_path: Option<PathBuf>, key_path: Option<PathBuf>, names: Vec<String> }
-    Firecracker { binary_path: Option<PathBuf>, jailer_path: Option<PathBuf> }
+    Firecracker { binary_path: Option<PathBuf>, cpu_template: Option<PathBuf> }
     Qemu { binary_path: Option<PathBuf>, warm: Option<u64>, jail: QemuJail }
     QemuJail { enabled: bool, first_uid: u32, uids: u32 }
     Blockd { binary_path: Option<PathBuf>, export: String }

@@ -1,4 +1,4 @@
-//! The files that QEMU opens when it has entered the jail: copies, which nobody but root can change.
+//! The files that VMMs open in the jail: copies, which nobody but root can change.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::{EngineError, process::io_error};
 
@@ -32,6 +32,8 @@ pub(super) struct Contents {
     binary: PathBuf,
     /// The QEMU whose files are there.
     filled: Mutex<Option<Identity>>,
+    /// Whether the folder of kernels is there, without those of an earlier server.
+    emptied: OnceCell<()>,
 }
 
 /// What a file is, as long as nobody writes to it.
@@ -44,7 +46,7 @@ fn identity(path: &Path) -> Result<Identity, EngineError> {
 
 impl Contents {
     pub(super) fn new(root: PathBuf, binary: PathBuf) -> Self {
-        Self { root, binary, filled: Mutex::new(None) }
+        Self { root, binary, filled: Mutex::new(None), emptied: OnceCell::new() }
     }
 
     /// Puts in what this QEMU needs; again when another one was installed in its place.
@@ -56,21 +58,10 @@ impl Contents {
             return Ok(());
         }
         let sources = sources(&binary).await?;
-        let first = filled.is_none();
         let root = self.root.clone();
         blocking(move || {
             folder(&root, 0o711)?;
-            if first {
-                // Kernels that an earlier server booted.
-                let boot = below(&root, BOOT);
-                match fs::remove_dir_all(&boot) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(io_error(boot.display().to_string(), error));
-                    }
-                    _ => {}
-                }
-            }
-            for name in [FIRMWARE, MODULES, BOOT] {
+            for name in [FIRMWARE, MODULES] {
                 folder(&below(&root, name), 0o755)?;
             }
             for (source, name) in sources {
@@ -85,6 +76,7 @@ impl Contents {
 
     /// A copy of a file for cold boots, and the path by which it is found from within.
     pub(super) async fn lend(&self, file: &Path, role: &str) -> Result<PathBuf, EngineError> {
+        self.emptied.get_or_try_init(|| self.empty()).await?;
         let (device, inode, seconds, nanos, size) = identity(file)?;
         let name = format!("{role}-{device:x}-{inode:x}-{seconds:x}.{nanos:x}-{size:x}");
         let inside = Path::new(BOOT).join(&name);
@@ -92,6 +84,23 @@ impl Contents {
         let file = file.to_owned();
         blocking(move || if target.exists() { Ok(()) } else { copy_to(&file, &target) }).await?;
         Ok(inside)
+    }
+
+    /// Makes the folder of kernels anew: an earlier server's are booted no more.
+    async fn empty(&self) -> Result<(), EngineError> {
+        let root = self.root.clone();
+        blocking(move || {
+            let boot = below(&root, BOOT);
+            match fs::remove_dir_all(&boot) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(io_error(boot.display().to_string(), error));
+                }
+                _ => {}
+            }
+            folder(&root, 0o711)?;
+            folder(&boot, 0o755)
+        })
+        .await
     }
 }
 
@@ -166,7 +175,7 @@ fn module_folders(binary: &Path) -> Vec<PathBuf> {
 }
 
 /// A name without a folder is looked up as a shell would.
-fn in_path(binary: &Path) -> PathBuf {
+pub(crate) fn in_path(binary: &Path) -> PathBuf {
     if binary.components().count() > 1 {
         return binary.to_owned();
     }

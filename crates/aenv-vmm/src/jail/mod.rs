@@ -1,4 +1,8 @@
-//! What a VMM process may do and see: a uid of its own, and one folder as its root.
+//! What a VMM process may do and see: a uid of its own, and a root of few files.
+//!
+//! Both engines get their uid, their limits and `no_new_privs` here. They differ in their root. A vm state of Firecracker holds the
+//! paths of its disks, so that each process finds its own at the same paths: it is started in a [`Room`] of its own. QEMU is
+//! told its disks when it has been running for a while already, and all of them share one folder.
 //!
 //! QEMU drops its rights itself, once it has opened what it needs of the host (`/dev/kvm`, its libraries) and before it answers the
 //! first command: it enters the folder, then becomes the uid, without groups or capabilities. `no_new_privs` is set before it is
@@ -12,21 +16,27 @@
 //! <root>/boot/            guest kernels and initramfs of cold boots
 //! ```
 //!
-//! Not a mount namespace for each: the same files would have to be brought into every one.
+//! Not a mount namespace for each QEMU: a process that waits does not know yet which files it will need.
 //! Nothing here is writable for a VMM but its own disks.
 
 mod contents;
+mod room;
 mod uids;
 
-pub(crate) use contents::FIRMWARE;
+pub(crate) use contents::{FIRMWARE, in_path};
+pub(crate) use room::{Mount, Room};
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
-use self::{contents::Contents, uids::Uids};
+use self::{
+    contents::Contents,
+    uids::{Claim, Uids},
+};
 use crate::{BootSpec, Drive, EngineError, Missing, process::io_error};
 
 /// Open files of a VMM: its disks, sockets and event descriptors are some dozens.
@@ -59,10 +69,7 @@ impl JailConfig {
     pub fn missing(&self) -> Vec<Missing> {
         let mend = "give the server what is missing, or set qemu.jail.enabled = false: VMMs are root then";
         let need = |what: String| Missing { what, mend: mend.to_owned() };
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let has = effective_capabilities(&status);
-        let lacking = NEEDED.iter().filter(|(bit, _)| has & (1 << bit) == 0).map(|(_, name)| *name);
-        let lacking = lacking.collect::<Vec<_>>().join(", ");
+        let lacking = lacking(&NEEDED);
         let mut missing = Vec::new();
         if !lacking.is_empty() {
             missing.push(need(format!("VMMs cannot be confined: the server lacks {lacking}")));
@@ -77,6 +84,14 @@ impl JailConfig {
         }
         missing
     }
+}
+
+/// Names of those capabilities that this process does not have.
+pub(crate) fn lacking(needed: &[(u32, &'static str)]) -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let has = effective_capabilities(&status);
+    let lacking = needed.iter().filter(|(bit, _)| has & (1 << bit) == 0).map(|(_, name)| *name);
+    lacking.collect::<Vec<_>>().join(", ")
 }
 
 fn effective_capabilities(status: &str) -> u64 {
@@ -99,30 +114,57 @@ pub(crate) struct Jail {
     root: PathBuf,
     contents: Contents,
     uids: Arc<Uids>,
+    /// A uid for the next process that asks: finding one takes longer than all the rest of its place.
+    spare: Mutex<Option<(Instant, Claim)>>,
 }
 
+/// So long a spare uid may lie: another server that shares the range does not see it.
+const SPARE: Duration = Duration::from_secs(10);
+
 impl Jail {
-    /// Makes nothing yet. `binary` is the QEMU that will run in it.
+    /// Makes nothing yet. `binary` is the VMM that will run in it.
     pub(crate) fn new(config: JailConfig, binary: &Path) -> Self {
         let contents = Contents::new(config.root.clone(), binary.to_owned());
         let uids = Arc::new(Uids::new(config.first_uid, config.uids));
-        Self { root: config.root, contents, uids }
+        Self { root: config.root, contents, uids, spare: Mutex::default() }
     }
 
-    /// A place in it for a process that is about to start.
+    /// A place for a QEMU that is about to start, with what it needs.
     pub(crate) async fn admit(self: &Arc<Self>) -> Result<Jailed, EngineError> {
         self.contents.fill().await?;
-        let uids = Arc::clone(&self.uids);
-        let claimed = tokio::task::spawn_blocking(move || uids.claim()).await;
-        let claim = claimed.map_err(|e| EngineError::Start(e.to_string()))?.ok_or_else(|| {
-            EngineError::Start("all uids of VMMs are in use; raise qemu.jail.uids".to_owned())
-        })?;
+        self.claim().await
+    }
+
+    /// A uid for a process that is about to start.
+    pub(crate) async fn claim(self: &Arc<Self>) -> Result<Jailed, EngineError> {
+        let spare = self.spare().take().filter(|(found, _)| found.elapsed() < SPARE);
+        let claim = match spare {
+            Some((_, claim)) => claim,
+            None => {
+                let uids = Arc::clone(&self.uids);
+                let claimed = tokio::task::spawn_blocking(move || uids.claim()).await;
+                claimed.map_err(|e| EngineError::Start(e.to_string()))?.ok_or_else(|| {
+                    EngineError::Start("all uids of VMMs are in use; raise qemu.jail.uids".to_owned())
+                })?
+            }
+        };
+        let jail = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            if jail.spare().is_none()
+                && let Some(claim) = jail.uids.claim()
+            {
+                *jail.spare() = Some((Instant::now(), claim));
+            }
+        });
         Ok(Jailed { jail: Arc::clone(self), uid: claim.uid(), claim: Some(claim) })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<(Instant, Claim)>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The boot with the paths that a process in the jail finds its kernel and initramfs by.
     pub(crate) async fn boot(&self, spec: &BootSpec) -> Result<BootSpec, EngineError> {
-        self.contents.fill().await?;
         let kernel = self.contents.lend(&spec.kernel, "kernel").await?;
         let initramfs = self.contents.lend(&spec.initramfs, "initramfs").await?;
         Ok(BootSpec { kernel, initramfs, ..spec.clone() })
@@ -134,7 +176,7 @@ impl Jail {
 pub(crate) struct Jailed {
     jail: Arc<Jail>,
     uid: u32,
-    claim: Option<uids::Claim>,
+    claim: Option<Claim>,
 }
 
 impl Jailed {
@@ -167,11 +209,16 @@ impl Jailed {
     pub(crate) fn give(&self, drives: &[Drive]) -> Result<Vec<Drive>, EngineError> {
         let give = |drive: &Drive| {
             let path = self.inside(&drive.path)?;
-            std::os::unix::fs::chown(&drive.path, Some(self.uid), Some(self.uid))
-                .map_err(|e| io_error(format!("give away the disk {}", drive.path.display()), e))?;
+            self.own(&drive.path)?;
             Ok(Drive { path, ..drive.clone() })
         };
         drives.iter().map(give).collect()
+    }
+
+    /// Makes a file the process's own.
+    pub(crate) fn own(&self, file: &Path) -> Result<(), EngineError> {
+        std::os::unix::fs::chown(file, Some(self.uid), Some(self.uid))
+            .map_err(|e| io_error(format!("give {} to a VMM", file.display()), e))
     }
 }
 
@@ -200,6 +247,18 @@ pub(crate) fn restrict() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Becomes a user without groups, for good; its capabilities go with the program that it starts. Makes system calls only, for this
+/// thread only: the functions of libc would tell all threads.
+pub(crate) fn become_user(uid: u32) -> io::Result<()> {
+    // SAFETY: the calls read no memory: the list of groups is empty.
+    let done = unsafe {
+        libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
+            && libc::syscall(libc::SYS_setresgid, uid, uid, uid) == 0
+            && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

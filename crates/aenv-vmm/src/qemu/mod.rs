@@ -9,7 +9,6 @@
 //! beyond handing their paths on, and never makes namespaces or taps of sandboxes.
 
 mod command;
-mod console;
 mod prepared;
 mod probe;
 mod qmp;
@@ -21,14 +20,14 @@ mod vm;
 mod warm;
 
 use std::{
-    fs::{self, File},
+    fs::File,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    sync::Arc,
+    time::Duration,
 };
 
-use aenv_types::{Digest, EngineKind, EngineStamp, MachineShape};
+use aenv_types::{EngineKind, EngineStamp, MachineShape};
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
@@ -44,7 +43,8 @@ use self::{
 use crate::{
     BootSpec, Engine, EngineError, EngineReport, JailConfig, LaunchSpec, Vm, VmRecord, VmSpec, cgroup,
     jail::Jail,
-    process::{self, Process, io_error},
+    kernel::KernelDigest,
+    process::{self, io_error},
     tap::Tap,
 };
 
@@ -97,14 +97,7 @@ pub struct Qemu {
     config: QemuConfig,
     pool: Arc<Pool>,
     host: OnceCell<Host>,
-    kernel: Mutex<Option<KernelDigest>>,
-}
-
-/// A kernel's digest, as long as the file is the same.
-struct KernelDigest {
-    path: PathBuf,
-    modified: SystemTime,
-    digest: Digest,
+    kernel: KernelDigest,
 }
 
 impl Qemu {
@@ -112,7 +105,7 @@ impl Qemu {
     pub fn new(config: QemuConfig) -> Self {
         let jail = config.jail.clone().map(|jail| Arc::new(Jail::new(jail, &config.binary)));
         let pool = Pool::new(&config, jail);
-        Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: Mutex::default() }
+        Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: KernelDigest::default() }
     }
 
     /// Starts processes that wait for launches of this shape with `drives` disks. Returns at once.
@@ -258,24 +251,13 @@ impl Engine for Qemu {
     }
 
     async fn stamp(&self, kernel: &Path) -> Result<EngineStamp, EngineError> {
-        let refused = |e| io_error(format!("read the guest kernel {}", kernel.display()), e);
         let host = self.host().await?;
-        let modified = fs::metadata(kernel).and_then(|meta| meta.modified()).map_err(refused)?;
-        let mut known = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
-        let digest = match &*known {
-            Some(same) if same.path == kernel && same.modified == modified => same.digest,
-            _ => {
-                let (digest, _) = File::open(kernel).and_then(Digest::of_reader).map_err(refused)?;
-                *known = Some(KernelDigest { path: kernel.to_owned(), modified, digest });
-                digest
-            }
-        };
         Ok(EngineStamp {
             kind: EngineKind::Qemu,
             version: host.version.clone(),
             virtualization: host.virtualization,
             cpu_baseline: host.cpu.clone(),
-            kernel: digest,
+            kernel: self.kernel.of(kernel)?,
         })
     }
 
@@ -315,22 +297,7 @@ impl Engine for Qemu {
 
     async fn sweep(&self, keep: &[VmRecord]) -> Result<u32, EngineError> {
         let waiting = self.pool.pids();
-        let mut ended = 0;
-        for pid in process::owned_by(&self.config.runtime) {
-            let kept = keep
-                .iter()
-                .any(|record| record.pid == pid && process::start_time(pid) == Some(record.start_time));
-            let Some(start_time) = process::start_time(pid).filter(|_| !kept && !waiting.contains(&pid))
-            else {
-                continue;
-            };
-            match Process::attach(pid, start_time, None) {
-                Ok(process) => process.end().await?,
-                Err(EngineError::Gone) => {}
-                Err(other) => return Err(other),
-            }
-            ended += 1;
-        }
+        let ended = process::sweep(&self.config.runtime, keep, &waiting).await?;
         if waiting.is_empty() {
             warm::remove(&self.pool.folder());
         }

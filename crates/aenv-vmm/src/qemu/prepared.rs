@@ -25,7 +25,7 @@ use super::{
 use crate::{
     BootSpec, EngineError, VmSpec,
     jail::{Jail, Jailed},
-    process::{Process, Start, io_error},
+    process::{Confinement, Process, Start, io_error},
     tap::Tap,
 };
 
@@ -128,7 +128,8 @@ impl Prepared {
             preload: starter.config.tracker.as_deref(),
             netns: starter.netns,
             keep: vec![qmp.listener.as_raw_fd(), console.listener.as_raw_fd()],
-            jailed: jailed.is_some(),
+            confinement: if jailed.is_some() { Confinement::Itself } else { Confinement::None },
+            console: None,
             log: &folder.join(sockets::LOG),
         })?;
         drop((qmp.listener, console.listener));

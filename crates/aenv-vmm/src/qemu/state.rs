@@ -4,10 +4,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     sync::{Mutex, PoisonError},
 };
@@ -15,7 +12,10 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{prepared::COMMAND_WAIT, qmp::Qmp};
-use crate::{EngineError, process::io_error};
+use crate::{
+    EngineError,
+    process::{io_error, write_private},
+};
 
 /// A vm state has tens of kB; what is larger than any pipe is none.
 const LIMIT: u64 = 1 << 20;
@@ -104,9 +104,7 @@ fn copy(memory: File, path: &Path) -> Result<(), EngineError> {
     if bytes.is_empty() || bytes.len() as u64 > LIMIT {
         return Err(EngineError::Start(format!("the VMM saved a state of {} bytes", bytes.len())));
     }
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let written = options.open(path).and_then(|mut file| file.write_all(&bytes));
+    let written = write_private(path, &bytes);
     written.map_err(|e| io_error(format!("write the vm state {}", path.display()), e))
 }
 

@@ -7,14 +7,13 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{
-    console,
     prepared::{COMMAND_WAIT, Parts, tokio_stream},
     qmp::Qmp,
     sockets,
     state::SavedStates,
 };
 use crate::{
-    EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, maps,
+    EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, console, maps,
     process::{Process, io_error},
 };
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use aenv_vmm::{Engine, EngineError, Vm, VmRecord};
 
-use crate::support::{Bench, Capture, Place};
+use crate::support::{Bench, Capture, Place, Runtime, Traffic};
 
 const SOON: Duration = Duration::from_secs(60);
 
 /// Boot, capture, launch twice, adopt, end; each step is checked from inside the guest.
 pub async fn life_of_a_vm(engine: &dyn Engine) {
     let bench = Bench::new();
-    let empty = bench.empty_ram();
+    let empty = bench.empty_ram(engine);
     let first = bench.place(&empty, &bench.root);
     let vm = bench.boot(engine, &first).await;
     boots_into_the_image(&first);
@@ -86,7 +86,7 @@ async fn refuses_what_it_cannot_continue(engine: &dyn Engine, bench: &Bench, cap
     damaged.state = place.folder.join("cut");
     std::fs::write(&damaged.state, &whole[..whole.len() / 2]).unwrap();
     let error = engine.launch(damaged).await.err().unwrap();
-    assert!(matches!(error, EngineError::Exited(_)), "{error}");
+    assert!(matches!(error, EngineError::Exited(_) | EngineError::Refused { .. }), "{error}");
 
     let mut no_disk = capture.spec(&place);
     no_disk.vm.drives[0].path = place.folder.join("nothing");
@@ -132,4 +132,95 @@ fn engine_processes(folder: &std::path::Path) -> Vec<String> {
         }
     }
     found
+}
+
+/// How often and how many: the numbers that are promised with `AENV_SUITE=full`, a few without it.
+fn often(few: usize, full: usize) -> usize {
+    if std::env::var("AENV_SUITE").is_ok_and(|which| which == "full") { full } else { few }
+}
+
+/// Capture and launch, again and again, each from the one before, while packets come in and the guest writes to its disk. What
+/// memory knows to be on the disk is there in every one.
+pub async fn captures_under_traffic(engine: &dyn Engine) {
+    let bench = Bench::new();
+    let empty = bench.empty_ram(engine);
+    let mut place = bench.place(&empty, &bench.root);
+    let mut vm = bench.boot(engine, &place).await;
+    let mut agent = place.netns.connect();
+    assert_eq!(agent.ask("fill 4 5"), "ok");
+    assert_eq!(agent.ask("churn"), "ok");
+    let mut ram = empty;
+    for round in 0..often(4, 50) {
+        let traffic = Traffic::start(&place.netns);
+        assert!(place.netns.connect().ask("ping").starts_with("pong "));
+        // Memory that is given back makes holes in what is captured.
+        vm.set_balloon(if round % 3 == 0 { 100 } else { 128 }).await.unwrap();
+        let capture = bench.capture(engine, &*vm, &place).await;
+        assert_eq!(place.netns.connect().ask("churned"), "ok", "the source in round {round}");
+        drop(traffic);
+        let next = bench.place(&capture.ram, &capture.root);
+        let child = engine.launch(capture.spec(&next)).await.unwrap();
+        child.resume().await.unwrap();
+        let mut agent = next.netns.connect();
+        assert_eq!(agent.ask("churned"), "ok", "round {round}");
+        assert_eq!(agent.ask("check 5"), "same", "round {round}");
+        vm.end().await.unwrap();
+        std::fs::remove_dir_all(&place.folder).unwrap();
+        (vm, place, ram) = (child, next, capture.ram);
+    }
+    vm.end().await.unwrap();
+    drop(ram);
+}
+
+/// Many launches of one capture, one that is launched again in its own place, and launches that nobody waits for.
+pub async fn forks_and_ends(engine: &dyn Engine, runtime: &Runtime) {
+    let bench = Bench::new();
+    let empty = bench.empty_ram(engine);
+    let first = bench.place(&empty, &bench.root);
+    let vm = bench.boot(engine, &first).await;
+    let boot_id = first.netns.connect().ask("boot");
+    let capture = bench.capture(engine, &*vm, &first).await;
+
+    let places: Vec<Place> = (0..often(3, 16)).map(|_| bench.place(&capture.ram, &capture.root)).collect();
+    let launches = places.iter().map(|place| async {
+        let child = engine.launch(capture.spec(place)).await.unwrap();
+        child.resume().await.unwrap();
+        child
+    });
+    let children = futures::future::join_all(launches).await;
+    for place in &places {
+        assert_eq!(place.netns.connect().ask("boot"), boot_id);
+    }
+    for child in &children {
+        child.end().await.unwrap();
+    }
+
+    let place = &places[0];
+    std::fs::copy(&capture.root, &place.spec.drives[0].path).unwrap();
+    let again = engine.launch(capture.spec(place)).await.unwrap();
+    again.resume().await.unwrap();
+    assert_eq!(place.netns.connect().ask("boot"), boot_id);
+
+    // A VMM that dies while it is captured.
+    again.pause().await.unwrap();
+    again.save_state(&place.folder.join("state")).await.unwrap();
+    let pid = nix::unistd::Pid::from_raw(again.record().pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
+    tokio::time::timeout(SOON, again.exited()).await.unwrap();
+    assert!(matches!(again.resume().await, Err(EngineError::Exited(_))));
+    again.end().await.unwrap();
+
+    for millis in [0, 1, 2, 4, 8, 16, 32, 64] {
+        let launch = engine.launch(capture.spec(place));
+        if let Ok(launched) = tokio::time::timeout(Duration::from_millis(millis), launch).await {
+            launched.unwrap().end().await.unwrap();
+        }
+    }
+    vm.end().await.unwrap();
+    let gone = async {
+        while !runtime.processes().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(SOON, gone).await.expect("launches that nobody waited for left processes");
 }

@@ -5,16 +5,22 @@ use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
     net::{SocketAddr, TcpStream},
-    os::fd::{AsRawFd, FromRawFd},
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use aenv_net::guest::{ADDRESS, GATEWAY, PREFIX, TAP};
 use aenv_testkit::{GuestArtifacts, GuestDaemon, guest_artifacts, tiny_root};
-use aenv_types::{EngineStamp, MachineShape, SandboxId};
+use aenv_types::{EngineKind, EngineStamp, MachineShape, SandboxId};
 use aenv_vmm::{BootSpec, Drive, Engine, LaunchSpec, Vm, VmSpec};
 
 pub const SHAPE: MachineShape = MachineShape { vcpus: 1, memory_mib: 128, disk_mib: 64 };
@@ -77,6 +83,47 @@ impl Netns {
     }
 }
 
+/// Talks to a guest all the time, until it is dropped.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Traffic {
+    pub fn start(netns: &Netns) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, path) = (Arc::clone(&stop), netns.path());
+        let thread = std::thread::spawn(move || {
+            nix::sched::setns(File::open(path).unwrap(), nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let address = SocketAddr::from((ADDRESS, AGENT));
+            while !stopped.load(Ordering::SeqCst) {
+                let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) else {
+                    continue;
+                };
+                stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+                let mut reader = BufReader::new(&stream);
+                let mut answer = String::new();
+                for _ in 0..50 {
+                    // A guest that stands does not answer; neither does one that was ended.
+                    if (&stream).write_all(b"ping\n").is_err() || reader.read_line(&mut answer).is_err() {
+                        break;
+                    }
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Drop for Netns {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
@@ -103,15 +150,23 @@ impl Runtime {
     }
 }
 
+impl Runtime {
+    /// VMMs that are marked with it.
+    pub fn processes(&self) -> Vec<i32> {
+        let mark = format!("AENV_VMM_OWNER={}", self.path().display());
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let marked = all.filter(|process| {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            environment.split(|b| *b == 0).any(|e| e == mark.as_bytes())
+        });
+        marked.filter_map(|process| process.file_name().to_string_lossy().parse().ok()).collect()
+    }
+}
+
 impl Drop for Runtime {
     fn drop(&mut self) {
-        let mark = format!("AENV_VMM_OWNER={}", self.path().display());
-        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-            let pid = process.file_name().to_string_lossy().parse::<i32>();
-            if let (true, Ok(pid)) = (environment.split(|b| *b == 0).any(|e| e == mark.as_bytes()), pid) {
-                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
-            }
+        for pid in self.processes() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
         }
     }
 }
@@ -130,14 +185,23 @@ impl Agent {
     }
 }
 
-/// A memory file: a memfd that is sealed, so that nobody can change what siblings share.
+/// A memory file that siblings share. For QEMU a sealed memfd, so that nobody can change it; a root of its own, as
+/// Firecracker has, can only show files of a filesystem.
 pub struct Ram {
     file: File,
+    path: PathBuf,
 }
 
 impl Ram {
     /// Holds what `fill` writes, and zeroes after it.
-    pub fn new(bytes: u64, fill: impl FnOnce(&mut File)) -> Self {
+    pub fn new(kind: EngineKind, base: &Path, bytes: u64, fill: impl FnOnce(&mut File)) -> Self {
+        if kind == EngineKind::Firecracker {
+            let path = base.join(format!("ram-{}", NEXT.fetch_add(1, Ordering::SeqCst)));
+            let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            file.set_len(bytes).unwrap();
+            fill(&mut file);
+            return Self { file, path };
+        }
         let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC;
         // SAFETY: the name is a C string; the descriptor is checked below.
         let fd = unsafe { libc::memfd_create(c"ram".as_ptr(), flags) };
@@ -149,11 +213,12 @@ impl Ram {
         let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: the call has no memory effects.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
-        Self { file }
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
+        Self { file, path }
     }
 
     pub fn path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+        self.path.clone()
     }
 
     fn read(&self) -> Vec<u8> {
@@ -219,8 +284,8 @@ impl Bench {
         Self { base, artifacts, root, second: Drive { path: second, read_only: true } }
     }
 
-    pub fn empty_ram(&self) -> Ram {
-        Ram::new(SHAPE.memory_bytes(), |_| {})
+    pub fn empty_ram(&self, engine: &dyn Engine) -> Ram {
+        Ram::new(engine.kind(), self.base.path(), SHAPE.memory_bytes(), |_| {})
     }
 
     pub fn place(&self, ram: &Ram, root: &Path) -> Place {
@@ -245,10 +310,17 @@ impl Bench {
         vm.pause().await.unwrap();
         vm.save_state(&state).await.unwrap();
         let mapping = vm.ram().unwrap();
-        let mut memory = File::open(format!("/proc/{}/mem", mapping.pid)).unwrap();
-        memory.seek(SeekFrom::Start(mapping.start)).unwrap();
-        let ram = Ram::new(mapping.len, |file| {
-            std::io::copy(&mut memory.take(mapping.len), file).unwrap();
+        let scanned = aenv_memory::Ram { pid: mapping.pid as u32, start: mapping.start, len: mapping.len };
+        let changes = aenv_memory::scan(&scanned, aenv_memory::Since::Mapping).unwrap();
+        let memory = File::open(format!("/proc/{}/mem", mapping.pid)).unwrap();
+        let ram = Ram::new(engine.kind(), self.base.path(), mapping.len, |file| {
+            // The image that it was launched from, and what was changed since.
+            std::io::copy(&mut File::open(&from.spec.ram).unwrap(), file).unwrap();
+            for range in &changes.ranges {
+                let mut bytes = vec![0; range.len as usize];
+                memory.read_exact_at(&mut bytes, mapping.start + range.offset).unwrap();
+                file.write_all_at(&bytes, range.offset).unwrap();
+            }
         });
         std::fs::copy(&from.spec.drives[0].path, &root).unwrap();
         vm.resume().await.unwrap();

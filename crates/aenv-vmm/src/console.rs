@@ -1,25 +1,24 @@
-//! The serial console: a socket that the server reads into a log of bounded size.
+//! The serial console: a socket or a pipe that the server reads into a log of bounded size.
 //!
-//! QEMU could write a file itself, but a guest that prints for ever would fill the host's disk whenever no server is there to
-//! cut it. With a socket, what nobody reads is dropped by QEMU, the guest does not notice, and a restarted server
+//! A VMM could write a file itself, but a guest that prints for ever would fill the host's disk whenever no server is there to
+//! cut it. With a socket or a pipe, what nobody reads is dropped by the VMM, the guest does not notice, and a restarted server
 //! connects again: what was printed in between is lost, which is the price.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
 use tokio::{
     fs::File,
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
 };
 
 /// The log is two files of this size: the current one, and the one before (`<name>.1`).
 const HALF: u64 = 512 << 10;
-/// QEMU's own messages are few; a guest that provokes many must not fill the disk with them.
+/// A VMM's own messages are few; a guest that provokes many must not fill the disk with them.
 const OWN_LOG_LIMIT: u64 = 256 << 10;
 const OWN_LOG_CHECK: Duration = Duration::from_secs(30);
 
-/// Reads until QEMU closes the console.
-pub(crate) fn follow(stream: UnixStream, log: PathBuf, own_log: PathBuf) {
+/// Reads until the VMM closes the console.
+pub(crate) fn follow(stream: impl AsyncRead + Unpin + Send + 'static, log: PathBuf, own_log: PathBuf) {
     tokio::spawn(async move {
         if let Err(error) = copy(stream, &log, &own_log).await {
             tracing::warn!(%error, log = %log.display(), "the serial log ends here");
@@ -27,7 +26,7 @@ pub(crate) fn follow(stream: UnixStream, log: PathBuf, own_log: PathBuf) {
     });
 }
 
-async fn copy(mut stream: UnixStream, log: &PathBuf, own_log: &PathBuf) -> io::Result<()> {
+async fn copy(mut stream: impl AsyncRead + Unpin, log: &PathBuf, own_log: &PathBuf) -> io::Result<()> {
     let mut file = open(log).await?;
     let mut size = file.metadata().await?.len();
     let mut buffer = vec![0; 4096];
@@ -64,13 +63,15 @@ fn cut(log: &PathBuf) {
     if fs::metadata(log).is_ok_and(|meta| meta.len() > OWN_LOG_LIMIT) {
         let emptied = fs::File::options().write(true).open(log).and_then(|file| file.set_len(0));
         if let Err(error) = emptied {
-            tracing::warn!(%error, log = %log.display(), "QEMU's log cannot be cut");
+            tracing::warn!(%error, log = %log.display(), "the log of a VMM cannot be cut");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixStream;
+
     use super::*;
 
     #[tokio::test]
