@@ -61,7 +61,7 @@ fn measure(
             word[..8].copy_from_slice(&state.to_le_bytes());
         }
     }
-    let ram = Ram { pid: std::process::id(), start: start.as_ptr() as u64, len: len.get() as u64 };
+    let ram = Ram::whole(std::process::id(), start.as_ptr() as u64, len.get() as u64);
     let plain_bytes = vec![7u8; mib * MIB];
     let (mut scans, mut copies, mut writes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut at_once, mut plain) = (Vec::new(), Vec::new());

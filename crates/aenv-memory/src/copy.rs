@@ -60,7 +60,7 @@ fn copy_in_turn(ram: &Ram, ranges: &[Range], buffer: &mut [u8]) -> Result<(), Co
     for ranges in ranges.chunks(RANGES) {
         let mut remote: Vec<RemoteIoVec> = ranges
             .iter()
-            .map(|range| RemoteIoVec { base: (ram.start + range.offset) as usize, len: range.len as usize })
+            .map(|range| RemoteIoVec { base: ram.address(range.offset) as usize, len: range.len as usize })
             .collect();
         let mut remote = &mut remote[..];
         while !remote.is_empty() {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn own(bytes: &[u8]) -> Ram {
-        Ram { pid: std::process::id(), start: bytes.as_ptr() as u64, len: bytes.len() as u64 }
+        Ram::whole(std::process::id(), bytes.as_ptr() as u64, bytes.len() as u64)
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_an_error() {
-        let ram = Ram { pid: std::process::id(), start: 0, len: 4096 };
+        let ram = Ram::whole(std::process::id(), 0, 4096);
         let error = copy(&ram, &[Range { offset: 0, len: 4096 }], &mut [0; 4096]).unwrap_err();
         assert_eq!((error.address, error.source), (0, Errno::EFAULT));
     }

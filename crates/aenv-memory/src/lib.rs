@@ -23,4 +23,4 @@ pub use buffer::{BufferPool, CaptureBuffer, DEFAULT_BUFFER};
 pub use capture::{CaptureError, CaptureReport, Snapshot, capture_stopped};
 pub use copy::CopyError;
 pub use pagemap::{Changes, ScanError, Since, mark, scan};
-pub use ram::{PAGE_SIZE, Ram, Range};
+pub use ram::{PAGE_SIZE, Ram, Range, Upper};

@@ -35,10 +35,13 @@ mod ioctl {
 /// Registers a guest's memory; once more changes nothing. Fails for a VMM that has no userfaultfd.
 pub(crate) fn register(ram: &Ram) -> io::Result<()> {
     let descriptor = userfaultfd_of(ram.pid)?;
-    let mut registration = Registration { start: ram.start, len: ram.len, mode: WRITE_PROTECT, ioctls: 0 };
-    // SAFETY: the structure is the one that the ioctl reads and writes. The range belongs to the process that opened the
-    // descriptor, whose contents and accesses it does not change.
-    unsafe { ioctl::uffdio_register(descriptor.as_raw_fd(), &mut registration) }?;
+    for piece in ram.pieces() {
+        let mut registration =
+            Registration { start: piece.start, len: piece.len, mode: WRITE_PROTECT, ioctls: 0 };
+        // SAFETY: the structure is the one that the ioctl reads and writes. The range belongs to the process that opened the
+        // descriptor, whose contents and accesses it does not change.
+        unsafe { ioctl::uffdio_register(descriptor.as_raw_fd(), &mut registration) }?;
+    }
     Ok(())
 }
 

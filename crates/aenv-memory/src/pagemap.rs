@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::{
     marks,
-    ram::{PAGE_SIZE, Ram, Range},
+    ram::{PAGE_SIZE, Piece, Ram, Range},
 };
 
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
@@ -102,7 +102,7 @@ pub enum Since {
 /// Pages that were changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// In order, and not touching each other.
+    /// In order, and not touching each other but where the memory is in two pieces.
     pub ranges: Vec<Range>,
     /// What was asked for; [`Since::Mapping`] also where there are no marks.
     pub since: Since,
@@ -150,13 +150,32 @@ fn all(ram: &Ram) -> Result<Changes, ScanError> {
 
 /// One pass over the memory; `None` when it asks for marks and the memory is not registered for them.
 fn walk(ram: &Ram, since: Since, flags: u64) -> Result<Option<Vec<Range>>, ScanError> {
-    let &Ram { pid, start, len } = ram;
-    if !start.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) || start.checked_add(len).is_none()
-    {
-        return Err(ScanError::Unaligned { start, len });
+    let pid = ram.pid;
+    for Piece { start, len, .. } in ram.pieces() {
+        let whole = start.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE);
+        if !whole || start.checked_add(len).is_none() {
+            return Err(ScanError::Unaligned { start, len });
+        }
     }
     let pagemap =
         File::open(format!("/proc/{pid}/pagemap")).map_err(|source| ScanError::Open { pid, source })?;
+    let mut ranges = Vec::new();
+    for piece in ram.pieces() {
+        match walk_piece(&pagemap, pid, piece, since, flags)? {
+            Some(found) => ranges.extend(found),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(ranges))
+}
+
+fn walk_piece(
+    pagemap: &File,
+    pid: u32,
+    Piece { offset, start, len }: Piece,
+    since: Since,
+    flags: u64,
+) -> Result<Option<Vec<Range>>, ScanError> {
     let unwanted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
     let wanted = match since {
         Since::Mapping => 0,
@@ -191,7 +210,7 @@ fn walk(ram: &Ram, since: Since, flags: u64) -> Result<Option<Vec<Range>>, ScanE
             Err(source) => return Err(ScanError::Scan { pid, source }),
         };
         for region in &regions[..found.min(REGIONS)] {
-            add(&mut ranges, region.start - start, region.end - start);
+            add(&mut ranges, offset + (region.start - start), offset + (region.end - start));
         }
         if arguments.walk_end <= at {
             // A walk that does not get on, as of a process without memory left.
@@ -234,14 +253,11 @@ mod tests {
     fn what_is_no_memory_is_refused() {
         let pid = std::process::id();
         let scan_all = |ram: Ram| scan(&ram, Since::Mapping);
-        assert!(matches!(scan_all(Ram { pid, start: 1, len: 4096 }), Err(ScanError::Unaligned { .. })));
-        assert!(matches!(scan_all(Ram { pid, start: 4096, len: 1 }), Err(ScanError::Unaligned { .. })));
-        assert!(matches!(
-            scan_all(Ram { pid, start: 1 << 63, len: 1 << 63 }),
-            Err(ScanError::Unaligned { .. })
-        ));
+        assert!(matches!(scan_all(Ram::whole(pid, 1, 4096)), Err(ScanError::Unaligned { .. })));
+        assert!(matches!(scan_all(Ram::whole(pid, 4096, 1)), Err(ScanError::Unaligned { .. })));
+        assert!(matches!(scan_all(Ram::whole(pid, 1 << 63, 1 << 63)), Err(ScanError::Unaligned { .. })));
         // Larger than any process id that Linux gives out.
-        let nobody = Ram { pid: 1 << 23, start: 4096, len: 4096 };
+        let nobody = Ram::whole(1 << 23, 4096, 4096);
         assert!(matches!(scan_all(nobody), Err(ScanError::Open { .. })));
     }
 }

@@ -3,15 +3,57 @@
 /// Bytes in a page of memory.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// A guest's memory in the address space of its VMM: one private mapping of a memory image, from its first byte.
+/// A guest's memory in the address space of its VMM: private mappings of a memory image, which has every byte of it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ram {
     /// The VMM.
     pub pid: u32,
-    /// Address of the mapping in the VMM; a multiple of [`PAGE_SIZE`].
+    /// Address of its first byte in the VMM; a multiple of [`PAGE_SIZE`].
     pub start: u64,
     /// Bytes; a multiple of [`PAGE_SIZE`].
     pub len: u64,
+    /// Where the rest lies, if it does not follow.
+    pub upper: Option<Upper>,
+}
+
+/// The second piece of a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upper {
+    /// Its first byte, from the beginning of the memory; a multiple of [`PAGE_SIZE`].
+    pub offset: u64,
+    /// That byte's address in the VMM; a multiple of [`PAGE_SIZE`].
+    pub start: u64,
+}
+
+/// A part of memory that lies in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) offset: u64,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl Ram {
+    /// Memory in one piece.
+    pub fn whole(pid: u32, start: u64, len: u64) -> Self {
+        Self { pid, start, len, upper: None }
+    }
+
+    /// Its pieces, in order.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let cut = self.upper.map_or(self.len, |upper| upper.offset.min(self.len));
+        let lower = Piece { offset: 0, start: self.start, len: cut };
+        let upper = self.upper.map(|upper| Piece { offset: cut, start: upper.start, len: self.len - cut });
+        std::iter::once(lower).chain(upper).filter(|piece| piece.len > 0)
+    }
+
+    /// Where a byte lies in the VMM. No range that a scan tells of reaches over the end of a piece.
+    pub(crate) fn address(&self, offset: u64) -> u64 {
+        match self.upper {
+            Some(upper) if offset >= upper.offset => upper.start + (offset - upper.offset),
+            _ => self.start + offset,
+        }
+    }
 }
 
 /// A part of guest memory.
@@ -67,6 +109,18 @@ mod tests {
             };
             gaps.into_iter().map(range).collect()
         })
+    }
+
+    #[test]
+    fn two_pieces_have_every_byte_once() {
+        let upper = Some(Upper { offset: 0x3000, start: 0x10_0000 });
+        let ram = Ram { pid: 1, start: 0x50_0000, len: 0x5000, upper };
+        let pieces: Vec<_> = ram.pieces().map(|p| (p.offset, p.start, p.len)).collect();
+        assert_eq!(pieces, [(0, 0x50_0000, 0x3000), (0x3000, 0x10_0000, 0x2000)]);
+        assert_eq!((ram.address(0x2fff), ram.address(0x3001)), (0x50_2fff, 0x10_0001));
+        let one = Ram::whole(1, 0x50_0000, 0x5000);
+        assert_eq!(one.pieces().count(), 1);
+        assert_eq!(one.address(0x4000), 0x50_4000);
     }
 
     proptest! {

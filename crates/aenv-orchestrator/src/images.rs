@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_layer::Layer;
-use aenv_memory::{BufferPool, CaptureReport, DEFAULT_BUFFER, Ram, Since, Snapshot, capture_stopped};
+use aenv_memory::{BufferPool, CaptureReport, DEFAULT_BUFFER, Ram, Since, Snapshot, Upper, capture_stopped};
 use aenv_vmm::RamMapping;
 use async_trait::async_trait;
 
@@ -37,7 +37,8 @@ impl Images for LayerImages {
         since: Since,
     ) -> Result<Box<dyn TakenMemory>, String> {
         let pid = u32::try_from(ram.pid).map_err(|_| format!("{} is no process id", ram.pid))?;
-        let ram = Ram { pid, start: ram.start, len: ram.len };
+        let upper = ram.upper.map(|upper| Upper { offset: upper.offset, start: upper.start });
+        let ram = Ram { pid, start: ram.start, len: ram.len, upper };
         if after == After::End {
             let report = blocking(move || capture_stopped(&ram, &target, since)).await?;
             return Ok(Box::new(Written(report)));

@@ -64,10 +64,21 @@ pub struct LaunchSpec {
 pub struct RamMapping {
     /// The VMM.
     pub pid: i32,
-    /// First address in it.
+    /// Address of its first byte.
     pub start: u64,
     /// Bytes.
     pub len: u64,
+    /// Where the rest lies, if it does not follow.
+    pub upper: Option<UpperRam>,
+}
+
+/// The second piece of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpperRam {
+    /// Its first byte, from the beginning of guest memory.
+    pub offset: u64,
+    /// That byte's address.
+    pub start: u64,
 }
 
 /// What must be remembered of a VM to find it again after the server was restarted.

@@ -18,8 +18,8 @@ mod tap;
 
 pub use choose::{EngineSetting, choose};
 pub use engine::{
-    BootSpec, Drive, Engine, EngineError, EngineReport, LaunchSpec, MemoryOrder, Missing, RamMapping, Vm,
-    VmRecord, VmSpec,
+    BootSpec, Drive, Engine, EngineError, EngineReport, LaunchSpec, MemoryOrder, Missing, RamMapping,
+    UpperRam, Vm, VmRecord, VmSpec,
 };
 pub use firecracker::{Firecracker, FirecrackerConfig};
 pub use jail::JailConfig;

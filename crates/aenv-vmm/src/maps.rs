@@ -10,7 +10,7 @@ pub(crate) fn find(pid: i32, file: &Path, len: u64) -> Result<RamMapping, Engine
     let id = FileId::of(file).map_err(|e| io_error(file.display().to_string(), e))?;
     let name = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     match span(&text, &id, &name) {
-        Some((start, end)) if end - start == len => Ok(RamMapping { pid, start, len }),
+        Some((start, end)) if end - start == len => Ok(RamMapping { pid, start, len, upper: None }),
         Some((start, end)) => Err(EngineError::Start(format!(
             "{} is mapped with {} bytes, guest memory has {len}",
             file.display(),

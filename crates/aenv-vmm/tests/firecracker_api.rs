@@ -256,8 +256,8 @@ async fn what_does_not_fit_is_refused_before_anything_starts() {
         assert!(matches!(error, EngineError::Incompatible(_)), "{error}");
     }
     let mut large = world.boot(&place);
-    large.vm.shape.memory_mib = 4096;
-    assert!(engine.boot(large).await.err().unwrap().to_string().contains("3072"));
+    large.vm.shape.memory_mib = 65_538;
+    assert!(engine.boot(large).await.err().unwrap().to_string().contains("65536"));
     assert!(!place.spec.runtime.join("firecracker.log").exists());
     engine.launch(good).await.unwrap().end().await.unwrap();
 }

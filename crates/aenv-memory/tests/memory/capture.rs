@@ -113,7 +113,7 @@ fn a_dead_vmm_and_a_missing_folder_are_errors_that_leave_nothing() {
     drop(victim);
     assert!(matches!(capture_stopped(&ram, &layer, FIRST), Err(CaptureError::Scan(_))));
     // A range that is not mapped in a living process has nothing in it.
-    let unmapped = Ram { pid: std::process::id(), start: 1 << 46, len: 1 << 20 };
+    let unmapped = Ram::whole(std::process::id(), 1 << 46, 1 << 20);
     assert_eq!(scan(&unmapped, FIRST).unwrap().ranges, []);
     let mut left: Vec<_> = std::fs::read_dir(fixture.folder.path())
         .unwrap()

@@ -54,7 +54,7 @@ impl Victim {
         let mut answers = BufReader::new(child.stdout.take().unwrap());
         let start = answer(&mut answers, "mapped at ").parse().unwrap();
         let image = std::fs::read(image).unwrap();
-        let ram = Ram { pid: child.id(), start, len: image.len() as u64 };
+        let ram = Ram::whole(child.id(), start, image.len() as u64);
         let mut victim = Self { child, answers, ram, expected: image.clone(), image };
         victim.act(acts);
         victim

@@ -196,7 +196,7 @@ impl Vm for Machine {
         VmRecord { kind: EngineKind::Qemu, pid: self.pid, start_time: 1, spec: self.spec.clone() }
     }
     fn ram(&self) -> Result<RamMapping, EngineError> {
-        Ok(RamMapping { pid: self.pid, start: 0, len: 4096 })
+        Ok(RamMapping { pid: self.pid, start: 0, len: 4096, upper: None })
     }
     async fn pause(&self) -> Result<(), EngineError> {
         self.guest(|guest| guest.running = false)?;

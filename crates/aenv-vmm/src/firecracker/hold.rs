@@ -69,7 +69,8 @@ impl Hold {
             set.store(true, Ordering::Release);
             answer
         });
-        let mut held = self.reply.lock().await;
+        // From here on it may be held, also when nobody waits for this any more.
+        *self.reply.lock().await = Some(reply);
         let (place, path) = (Arc::clone(root), path.to_owned());
         let saved = tokio::task::spawn_blocking(move || {
             if !wait_until_held(pid, &done)? {
@@ -84,19 +85,22 @@ impl Hold {
             Ok(true)
         });
         match saved.await.map_err(|e| EngineError::Start(e.to_string()))? {
-            Ok(true) => {
-                *held = Some(reply);
-                Ok(())
-            }
-            Ok(false) => match reply.await {
-                Ok(Err(error)) => Err(error),
-                _ => {
-                    Err(EngineError::Start("the VMM did not wait with its memory after a capture".to_owned()))
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let reply = self.reply.lock().await.take();
+                match reply {
+                    Some(reply) => match reply.await {
+                        Ok(Err(error)) => Err(error),
+                        _ => Err(EngineError::Start(
+                            "the VMM did not wait after it saved its state".to_owned(),
+                        )),
+                    },
+                    None => {
+                        Err(EngineError::Start("the VMM was let go on while it saved its state".to_owned()))
+                    }
                 }
-            },
+            }
             Err(error) => {
-                *held = Some(reply);
-                drop(held);
                 self.release(root).await?;
                 Err(error)
             }

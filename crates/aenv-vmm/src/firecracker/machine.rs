@@ -12,8 +12,8 @@ use crate::BootSpec;
 /// The release that has free-page reporting in its balloon.
 const REPORTING: (u32, u32) = (1, 14);
 
-/// Guest memory lies in one piece below the devices that are above 3 GiB.
-pub(crate) const MOST_MEMORY_MIB: u32 = 3072;
+/// What is said to work: above, memory would be in a third piece.
+pub(crate) const MOST_MEMORY_MIB: u32 = 65_536;
 pub(crate) const MOST_VCPUS: u32 = 32;
 /// Interrupts that are left for disks by balloon, entropy device, network, and what ACPI needs.
 pub(crate) const MOST_DRIVES: usize = 12;

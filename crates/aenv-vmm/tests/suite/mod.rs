@@ -1,4 +1,5 @@
 //! What every engine must be able to do, told once over the trait.
+#![allow(clippy::print_stdout, reason = "how far a long test has come")]
 
 use std::time::Duration;
 
@@ -150,7 +151,9 @@ pub async fn captures_under_traffic(engine: &dyn Engine) {
     assert_eq!(agent.ask("fill 4 5"), "ok");
     assert_eq!(agent.ask("churn"), "ok");
     let mut ram = empty;
-    for round in 0..often(4, 50) {
+    let rounds = often(4, 50);
+    for round in 0..rounds {
+        let began = std::time::Instant::now();
         let traffic = Traffic::start(&place.netns);
         assert!(place.netns.connect().ask("ping").starts_with("pong "));
         // Memory that is given back makes holes in what is captured.
@@ -165,6 +168,7 @@ pub async fn captures_under_traffic(engine: &dyn Engine) {
         assert_eq!(agent.ask("churned"), "ok", "round {round}");
         assert_eq!(agent.ask("check 5"), "same", "round {round}");
         vm.end().await.unwrap();
+        println!("round {round} of {rounds} in {:.1} s", began.elapsed().as_secs_f64());
         std::fs::remove_dir_all(&place.folder).unwrap();
         (vm, place, ram) = (child, next, capture.ram);
     }

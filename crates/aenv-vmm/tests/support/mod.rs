@@ -108,6 +108,8 @@ impl Traffic {
                     if (&stream).write_all(b"ping\n").is_err() || reader.read_line(&mut answer).is_err() {
                         break;
                     }
+                    // A guest that is emulated should have time for something else.
+                    std::thread::sleep(Duration::from_millis(5));
                 }
             }
         });
@@ -310,15 +312,22 @@ impl Bench {
         vm.pause().await.unwrap();
         vm.save_state(&state).await.unwrap();
         let mapping = vm.ram().unwrap();
-        let scanned = aenv_memory::Ram { pid: mapping.pid as u32, start: mapping.start, len: mapping.len };
+        let upper =
+            mapping.upper.map(|upper| aenv_memory::Upper { offset: upper.offset, start: upper.start });
+        let (pid, start, len) = (mapping.pid as u32, mapping.start, mapping.len);
+        let scanned = aenv_memory::Ram { pid, start, len, upper };
         let changes = aenv_memory::scan(&scanned, aenv_memory::Since::Mapping).unwrap();
         let memory = File::open(format!("/proc/{}/mem", mapping.pid)).unwrap();
         let ram = Ram::new(engine.kind(), self.base.path(), mapping.len, |file| {
             // The image that it was launched from, and what was changed since.
-            std::io::copy(&mut File::open(&from.spec.ram).unwrap(), file).unwrap();
+            copy_sparse(&from.spec.ram, file);
             for range in &changes.ranges {
                 let mut bytes = vec![0; range.len as usize];
-                memory.read_exact_at(&mut bytes, mapping.start + range.offset).unwrap();
+                let address = match upper {
+                    Some(upper) if range.offset >= upper.offset => upper.start + range.offset - upper.offset,
+                    _ => start + range.offset,
+                };
+                memory.read_exact_at(&mut bytes, address).unwrap();
                 file.write_all_at(&bytes, range.offset).unwrap();
             }
         });
@@ -327,6 +336,13 @@ impl Bench {
         let stamp = engine.stamp(&self.artifacts.kernel).await.unwrap();
         Capture { state, ram, root, stamp }
     }
+}
+
+/// Copies a file of zeroes and little else.
+fn copy_sparse(from: &Path, to: &File) {
+    let target = format!("/proc/{}/fd/{}", std::process::id(), to.as_raw_fd());
+    let copied = Command::new("cp").args(["--sparse=always", "--"]).arg(from).arg(target).status().unwrap();
+    assert!(copied.success());
 }
 
 pub struct Capture {
