@@ -4,7 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 failed=()
-for suite in exports firecracker; do
+for suite in exports firecracker server; do
   echo "lab: ==== $suite"
   "$here/$suite.sh" || failed+=("$suite")
 done
