@@ -48,6 +48,7 @@ impl World {
     fn config(&self) -> FirecrackerConfig {
         FirecrackerConfig {
             binary: self.binary.clone(),
+            jail: Some(JailConfig { root: self.base.path().join("jail"), first_uid: FIRST_UID, uids: 1000 }),
             // Wherever this runs, a stand-in needs none.
             kvm: "/dev/null".into(),
             pvm_module: "/nonexistent".into(),
@@ -289,8 +290,7 @@ async fn a_host_that_cannot_run_it_hears_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_has_a_root_a_uid_and_no_rights() {
     let world = World::new("");
-    let jail = JailConfig { root: world.base.path().join("jail"), first_uid: FIRST_UID, uids: 1000 };
-    let engine = Firecracker::new(FirecrackerConfig { jail: Some(jail), ..world.config() });
+    let engine = world.engine();
     let place = world.place(&engine);
     let vm = engine.launch(world.launch(&engine, &place).await).await.unwrap();
     let pid = vm.record().pid;
@@ -358,8 +358,7 @@ async fn a_vmm_that_never_listens_is_given_up() {
 async fn what_a_launch_costs_beside_firecracker() {
     const ROUNDS: usize = 60;
     let world = World::new("");
-    let jail = JailConfig { root: world.base.path().join("jail"), first_uid: FIRST_UID + 2000, uids: 1000 };
-    let engine = Firecracker::new(FirecrackerConfig { jail: Some(jail), ..world.config() });
+    let engine = world.engine();
     let place = world.place(&engine);
     let mut took = Vec::new();
     for _ in 0..ROUNDS {

@@ -170,7 +170,7 @@ impl Engine for Firecracker {
         Self::check(&spec.vm)?;
         let (host, template) = self.host().await?;
         let lent = match &self.jail {
-            Some(jail) => Some(jail.boot(&spec).await?),
+            Some(jail) => Some(jail.lend(&spec).await?),
             None => None,
         };
         let files = lent.as_ref().unwrap_or(&spec);

@@ -86,6 +86,11 @@ impl Contents {
         Ok(inside)
     }
 
+    /// Where the host has what a process finds at `inside`.
+    pub(super) fn outside(&self, inside: &Path) -> PathBuf {
+        below(&self.root, &inside.to_string_lossy())
+    }
+
     /// Makes the folder of kernels anew: an earlier server's are booted no more.
     async fn empty(&self) -> Result<(), EngineError> {
         let root = self.root.clone();

@@ -159,6 +159,13 @@ impl Jail {
         Ok(Jailed { jail: Arc::clone(self), uid: claim.uid(), claim: Some(claim) })
     }
 
+    /// The boot with the paths of the host to the same copies.
+    pub(crate) async fn lend(&self, spec: &BootSpec) -> Result<BootSpec, EngineError> {
+        let inside = self.boot(spec).await?;
+        let [kernel, initramfs] = [&inside.kernel, &inside.initramfs].map(|path| self.contents.outside(path));
+        Ok(BootSpec { kernel, initramfs, ..inside })
+    }
+
     fn spare(&self) -> MutexGuard<'_, Option<(Instant, Claim)>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
