@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -184,12 +184,12 @@ type Damage = fn(&PathBuf, &PathBuf) -> String;
 /// Images that are not what they say.
 fn damages() -> Vec<(&'static str, Damage)> {
     /// The layout once more, its manifest changed, and perhaps the bytes of its first layer.
-    fn copy(from: &PathBuf, to: &PathBuf, change: impl Fn(&mut Value, &mut Vec<u8>)) -> String {
+    fn copy(from: &Path, to: &Path, change: impl Fn(&mut Value, &mut Vec<u8>)) -> String {
         let read = |digest: &str| fs::read(from.join("blobs/sha256").join(&digest[7..])).unwrap();
         let index: Value = serde_json::from_slice(&fs::read(from.join("index.json")).unwrap()).unwrap();
         let mut manifest: Value =
             serde_json::from_slice(&read(index["manifests"][0]["digest"].as_str().unwrap())).unwrap();
-        let layout = Layout::new(to.clone());
+        let layout = Layout::new(to.to_owned());
         let mut first = read(manifest["layers"][0]["digest"].as_str().unwrap());
         layout.blob(&read(manifest["layers"][1]["digest"].as_str().unwrap()));
         layout.blob(&read(manifest["config"]["digest"].as_str().unwrap()));
