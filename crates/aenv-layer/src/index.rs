@@ -1,4 +1,4 @@
-//! The read-only index of a layer, or of several merged: sorted mappings, and a search tree over their offsets.
+//! The read-only index of a layer, or of several merged: sorted mappings, and a table of their offsets.
 
 use crate::{
     mapping::{Mapping, push_joined},
@@ -6,12 +6,11 @@ use crate::{
     segments::Span,
 };
 
-/// Mappings that share a key of the search tree: as many as a cache line holds.
+/// Mappings that share a key of the table: as many as a cache line holds.
 const GROUP: usize = 4;
 
-/// Sorted mappings that do not overlap, with a static B-tree over every 4th offset. A look-up touches a cache line for each
-/// level of the tree (five for a million segments, a megabyte in all, so that it stays close to the CPU), and then a group of
-/// mappings, which need not be close.
+/// Sorted mappings that do not overlap, with a table over every 4th offset (one and a half megabytes for a million segments, so that it
+/// stays close to the CPU). A look-up goes through the table to a group of mappings, which need not be close.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     mappings: Vec<Mapping>,
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn find_in_trees_of_every_height() {
+    fn find_in_tables_of_every_size() {
         for len in [0_u64, 1, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097, 70_000] {
             let index = Index::new((0..len).map(|i| Mapping::data(i * 10 + 5, 3, 8)).collect());
             for sector in (0..len * 10 + 20).step_by(if len > 5000 { 7 } else { 1 }) {

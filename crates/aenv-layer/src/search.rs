@@ -1,29 +1,32 @@
-//! A static B-tree over sorted numbers.
+//! Where a number belongs among sorted ones.
 
 use std::hint::select_unpredictable;
 
-/// What a tree's keys are: narrow ones where all numbers fit, because a cache line then holds twice as many.
+/// Keys for each entry of a table.
+const SHARE: usize = 2;
+
+/// A table over keys: narrow ones where all numbers fit, because a cache line then holds twice as many.
 #[derive(Debug)]
 pub(crate) enum Search {
-    Narrow(Tree<u32, 16>),
-    Wide(Tree<u64, 8>),
+    Narrow(Table<u32>),
+    Wide(Table<u64>),
 }
 
 impl Search {
-    /// A tree over sorted keys.
+    /// A table over sorted keys.
     pub fn new(keys: impl ExactSizeIterator<Item = u64> + DoubleEndedIterator + Clone) -> Self {
         if keys.clone().next_back().is_none_or(|last| last < u64::from(u32::MAX)) {
-            Self::Narrow(Tree::new(keys.map(|key| key as u32).collect(), u32::MAX))
+            Self::Narrow(Table::new(keys.map(|key| key as u32).collect()))
         } else {
-            Self::Wide(Tree::new(keys.collect(), u64::MAX))
+            Self::Wide(Table::new(keys.collect()))
         }
     }
 
     /// Place of the last key that is not greater than `key`; zero when all are.
     pub fn last_at_most(&self, key: u64) -> usize {
         match self {
-            Self::Narrow(tree) => tree.last_at_most(key.min(u64::from(u32::MAX) - 1) as u32),
-            Self::Wide(tree) => tree.last_at_most(key.min(u64::MAX - 1)),
+            Self::Narrow(table) => table.last_at_most(u32::try_from(key).unwrap_or(u32::MAX)),
+            Self::Wide(table) => table.last_at_most(key),
         }
     }
 }
@@ -34,52 +37,47 @@ impl Default for Search {
     }
 }
 
-/// Level 0 has all keys, each further level every `N`-th of the one before, the last a single node.
+/// Sorted keys, and a table by their upper bits that says where to look. Where keys lie evenly, few are left to look at; where they do not,
+/// at worst all of them, by halves. A look-up has few instructions, and no branch that depends on a key: the CPU then begins the next
+/// ones while this one waits for memory.
 #[derive(Debug)]
-pub(crate) struct Tree<K, const N: usize> {
-    levels: Vec<Vec<Node<K, N>>>,
+pub(crate) struct Table<K> {
+    keys: Vec<K>,
+    /// Place of the first key whose upper bits are not less than the number of the entry; at the end, the number of keys.
+    starts: Vec<u32>,
+    shift: u32,
 }
 
-/// One cache line of keys; those that it does not have are the greatest number.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Node<K, const N: usize>([K; N]);
-
-impl<K: Copy + Ord, const N: usize> Tree<K, N> {
-    fn new(mut keys: Vec<K>, missing: K) -> Self {
-        let mut levels = Vec::new();
-        while keys.len() > 1 {
-            let node = |part: &[K]| Node(std::array::from_fn(|i| part.get(i).copied().unwrap_or(missing)));
-            levels.push(keys.chunks(N).map(node).collect());
-            keys = keys.into_iter().step_by(N).collect();
+impl<K: Copy + Ord + Into<u64>> Table<K> {
+    fn new(keys: Vec<K>) -> Self {
+        let last: u64 = keys.last().map_or(0, |&key| key.into());
+        let most = (keys.len() / SHARE).max(1) as u64;
+        let shift = (0..u64::BITS - 1).find(|shift| last >> shift < most).unwrap_or(u64::BITS - 1);
+        let entries = (last >> shift) + 1;
+        let mut starts = Vec::with_capacity(entries as usize + 1);
+        let mut place = 0;
+        for entry in 0..=entries {
+            while keys.get(place).is_some_and(|&key| key.into() >> shift < entry) {
+                place += 1;
+            }
+            // An index has fewer mappings than 2^32: 255 layers of 2^24 at most.
+            starts.push(place as u32);
         }
-        Self { levels }
+        Self { keys, starts, shift }
     }
 
     fn last_at_most(&self, key: K) -> usize {
-        let mut place = 0;
-        for level in self.levels.iter().rev() {
-            place = place * N + level[place].last_at_most(key);
+        let entry = ((key.into() >> self.shift) as usize).min(self.starts.len() - 2);
+        // Keys before `place` are not greater; of the next `left` it is not known.
+        let mut place = self.starts[entry] as usize;
+        let mut left = self.starts[entry + 1] as usize - place;
+        while left > 0 {
+            let half = left / 2;
+            let fits = self.keys[place + half] <= key;
+            place = select_unpredictable(fits, place + half + 1, place);
+            left = select_unpredictable(fits, left - half - 1, half);
         }
-        place
-    }
-}
-
-impl<K: Copy + Ord, const N: usize> Node<K, N> {
-    const POWER_OF_TWO: () = assert!(N.is_power_of_two());
-
-    /// By halves and without a branch: a look-up of few instructions leaves the CPU room to begin the next one while this one
-    /// waits for memory.
-    fn last_at_most(&self, key: K) -> usize {
-        let () = Self::POWER_OF_TWO;
-        let mut place = 0;
-        let mut step = N / 2;
-        while step > 0 {
-            let fits = self.0[(place + step) % N] <= key;
-            place += select_unpredictable(fits, step, 0);
-            step /= 2;
-        }
-        place
+        place.saturating_sub(1)
     }
 }
 
@@ -98,12 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn trees_of_every_height_and_either_width() {
+    fn tables_of_every_size_and_either_width() {
         for len in [0_u64, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 70_000] {
             let keys: Vec<u64> = (0..len).map(|i| i * 10 + 5).collect();
             check(&keys, true);
             let far: Vec<u64> = keys.iter().map(|key| key + (1 << 40)).collect();
             check(&far, len == 0);
+            // All but one in one entry of the table.
+            let mut uneven = keys.clone();
+            uneven.extend([u64::from(u32::MAX) - 1]);
+            check(&uneven, true);
         }
         check(&[3, u64::from(u32::MAX) - 1], true);
         check(&[3, u64::from(u32::MAX)], false);
