@@ -11,6 +11,8 @@ cp -L "$ARTIFACTS/guest.json" "$home/artifacts/"
 cp -rL /image /opt/image
 cp -L /firecracker "$bin/firecracker"
 export AENV_ENGINE=firecracker AENV_FIRECRACKER_BINARY_PATH=$bin/firecracker AENV_URL=http://127.0.0.1:8000
+# The demo forks sixteen; they touch little of what they are promised.
+export AENV_ORCHESTRATOR_MEMORY_MIB=16384
 export AENV_API_KEY_FILE=$home/secrets/api-key
 
 "$bin/aenv-server" doctor
