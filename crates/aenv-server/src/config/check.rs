@@ -184,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_comes_from_one_side() {
+        let files = [("tls.cert_path", "/cert.pem"), ("tls.key_path", "/key.pem")];
+        with(&files).unwrap();
+        with(&[("tls.names", "box.test, *.box.test, 10.0.0.1, ::1")]).unwrap();
+        let error = with(&[files[0], files[1], ("tls.names", "box.test")]).unwrap_err();
+        assert!(error.contains("tls.names"), "{error}");
+    }
+
+    #[test]
     fn nonsense_is_named() {
         for (key, value) in [
             ("api_addr", "nowhere"),

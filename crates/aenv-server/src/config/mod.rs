@@ -134,6 +134,9 @@ runtime_path = "/run/aenv"
 virtualization_mode = "auto"
 engine = "auto"
 
+[tls]
+names = []
+
 [qemu.jail]
 enabled = true
 first_uid = 1900000000
