@@ -123,6 +123,15 @@ impl Drop for Mapping {
     }
 }
 
+/// Gives memory that was freed, and that the allocator keeps for the next time, back to the host.
+pub fn give_back() {
+    // SAFETY: the allocator takes its own locks, and touches nothing that is in use.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ mod marks;
 mod pagemap;
 mod ram;
 
-pub use buffer::{BufferPool, CaptureBuffer, DEFAULT_BUFFER};
+pub use buffer::{BufferPool, CaptureBuffer, DEFAULT_BUFFER, give_back};
 pub use capture::{CaptureError, CaptureReport, Snapshot, capture_stopped};
 pub use copy::CopyError;
 pub use pagemap::{Changes, ScanError, Since, mark, scan};

@@ -1,11 +1,18 @@
 //! Guest memory and layers, as production has them: `aenv-memory` and `aenv-layer`, off the async threads.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aenv_layer::Layer;
-use aenv_memory::{BufferPool, CaptureReport, DEFAULT_BUFFER, Ram, Since, Snapshot, Upper, capture_stopped};
+use aenv_memory::{
+    BufferPool, CaptureReport, DEFAULT_BUFFER, Ram, Since, Snapshot, Upper, capture_stopped, give_back,
+};
 use aenv_vmm::RamMapping;
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use crate::{
     capture::After,
@@ -19,11 +26,15 @@ const KEPT_FOR: Duration = Duration::from_secs(10);
 /// Captures into layers.
 pub(crate) struct LayerImages {
     buffers: BufferPool,
+    given_back: Mutex<Instant>,
 }
 
 impl LayerImages {
     pub(crate) fn new() -> Self {
-        Self { buffers: BufferPool::new(DEFAULT_BUFFER, IDLE_BUFFERS) }
+        Self {
+            buffers: BufferPool::new(DEFAULT_BUFFER, IDLE_BUFFERS),
+            given_back: Mutex::new(Instant::now()),
+        }
     }
 }
 
@@ -60,6 +71,11 @@ impl Images for LayerImages {
 
     fn trim(&self) {
         self.buffers.trim(KEPT_FOR);
+        let mut last = self.given_back.lock();
+        if last.elapsed() > KEPT_FOR {
+            *last = Instant::now();
+            tokio::task::spawn_blocking(give_back);
+        }
     }
 }
 
