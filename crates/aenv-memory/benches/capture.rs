@@ -81,7 +81,7 @@ fn changed(dir: &Path, bytes: usize, scattered: bool) -> Ram {
             *byte = (i + number) as u8 | 1;
         }
     }
-    Ram { pid: std::process::id(), start: memory.as_ptr() as u64, len: len as u64 }
+    Ram::whole(std::process::id(), memory.as_ptr() as u64, len as u64)
 }
 
 /// Milliseconds at a percentile.

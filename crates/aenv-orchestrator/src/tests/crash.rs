@@ -61,7 +61,7 @@ async fn prepare(scene: &Scene, node: &Orchestrator, verb: Verb) -> Before {
         node.pause(&team(), &id, PauseMode::Full).await.unwrap();
     }
     if verb == Verb::CaptureDeep {
-        while scene.memory_layers(&node, &id) < SHALLOW {
+        while scene.memory_layers(node, &id) < SHALLOW {
             node.capture(&team(), &id, PauseMode::Full).await.unwrap();
         }
     }
