@@ -15,6 +15,7 @@ mod maps;
 mod process;
 pub mod qemu;
 mod tap;
+mod version;
 
 pub use choose::{EngineSetting, choose};
 pub use engine::{

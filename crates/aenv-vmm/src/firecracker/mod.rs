@@ -176,7 +176,7 @@ impl Engine for Firecracker {
         let files = lent.as_ref().unwrap_or(&spec);
         let purpose = Purpose::Boot { kernel: &files.kernel, initramfs: &files.initramfs };
         let started = self.start(&spec.vm, purpose).await?;
-        let version = probe::parse(&host.version).unwrap_or_default();
+        let version = crate::version::parse(&host.version).unwrap_or_default();
         for call in machine::boot(&spec, version, template.as_ref()) {
             if let Err(error) = started.api()?.call(call, COMMAND_WAIT).await {
                 return Err(started.fail(error, &spec.vm).await);

@@ -4,15 +4,14 @@ use std::{
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
 };
 
 use aenv_types::{Digest, EngineKind, EngineStamp, Virtualization};
 
-use crate::{EngineError, EngineReport, Missing, VirtualizationSetting, jail};
-
-const VERSION_WAIT: Duration = Duration::from_secs(20);
+use crate::{
+    EngineError, EngineReport, Missing, VirtualizationSetting, jail,
+    version::{self, parse},
+};
 
 /// The oldest release that this engine is made for.
 const OLDEST: (u32, u32) = (1, 13);
@@ -37,7 +36,7 @@ pub(crate) async fn report(binary: &Path, setting: VirtualizationSetting, kvm: &
     let mut need = |what: String, mend: String| missing.push(Missing { what, mend });
     let get =
         || format!("get a release from {RELEASES} and set firecracker.binary_path, or put it into PATH");
-    let version = version(binary).await;
+    let version = version::of(binary, "Firecracker v").await;
     match version.as_deref().map(parse) {
         None => need(format!("{} cannot be run: it starts the VMs", binary.display()), get()),
         Some(Some(found)) if found >= OLDEST => {
@@ -121,21 +120,6 @@ fn virtualization(setting: VirtualizationSetting, kvm: &Kvm) -> Result<Virtualiz
             "modprobe kvm_pvm, or set virtualization_mode to auto",
         ),
     }
-}
-
-async fn version(binary: &Path) -> Option<String> {
-    let mut command = tokio::process::Command::new(binary);
-    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(VERSION_WAIT, command.output()).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.strip_prefix("Firecracker v")?.split_ascii_whitespace().next()?;
-    Some(version.to_owned())
-}
-
-/// Major and minor.
-pub(crate) fn parse(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// Whether an ELF program asks for a dynamic linker (a program header of type `PT_INTERP`).

@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 use super::{
     QemuConfig,
     command::{CommandLine, Confined, Form, furnish},
-    probe::{self, Host},
+    probe::Host,
     qmp::Qmp,
     sockets,
 };
@@ -108,7 +108,7 @@ impl Prepared {
             (Some(jail), Some(boot)) => Some(jail.boot(boot).await?),
             _ => None,
         };
-        let version = probe::parse(&starter.host.version).unwrap_or_default();
+        let version = crate::version::parse(&starter.host.version).unwrap_or_default();
         let confined =
             jailed.as_ref().map(|jailed| Confined { root: jailed.root(), uid: jailed.uid(), version });
         let (qmp, console) = (listen(sockets::QMP)?, listen(sockets::CONSOLE)?);

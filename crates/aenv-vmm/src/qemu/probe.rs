@@ -3,15 +3,14 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
 };
 
 use aenv_types::{EngineKind, EngineStamp, Virtualization};
 
-use crate::{EngineError, EngineReport, Missing};
-
-const VERSION_WAIT: Duration = Duration::from_secs(20);
+use crate::{
+    EngineError, EngineReport, Missing,
+    version::{self, parse},
+};
 
 /// The oldest release whose machine takes its memory over QMP (`/machine`'s `memory-backend`).
 const OLDEST: (u32, u32) = (7, 2);
@@ -39,7 +38,7 @@ pub(crate) struct Host {
 pub(crate) async fn report(binary: &Path, setting: VirtualizationSetting) -> EngineReport {
     let mut missing = Vec::new();
     let mut need = |what: String, mend: &str| missing.push(Missing { what, mend: mend.to_owned() });
-    let version = version(binary).await;
+    let version = version::of(binary, "QEMU emulator version ").await;
     match version.as_deref().map(parse) {
         None => need(
             format!("{} cannot be run: it starts the VMs", binary.display()),
@@ -116,21 +115,6 @@ pub(crate) fn cpu_baseline(virtualization: Virtualization) -> String {
         Virtualization::Tcg => "max,cx16=off".to_owned(),
         Virtualization::Kvm | Virtualization::Pvm => "host".to_owned(),
     }
-}
-
-async fn version(binary: &Path) -> Option<String> {
-    let mut command = tokio::process::Command::new(binary);
-    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(VERSION_WAIT, command.output()).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.strip_prefix("QEMU emulator version ")?.split([' ', '\n', '(']).next()?;
-    Some(version.to_owned())
-}
-
-/// Major and minor.
-pub(crate) fn parse(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// Whether a vm state of this stamp can be continued here; says why not before anything starts.
