@@ -22,8 +22,16 @@ pub enum PackageError {
         source: std::io::Error,
     },
     /// No such package in the configured archives.
-    #[error("no kernel package for {0} is known: run `apt-get update`, or name another package")]
+    #[error("no kernel package for {0} is known to apt: name another package")]
     Unknown(String),
+    /// No such package in the lists, and the lists could not be fetched.
+    #[error("no kernel package for {package} is known, and `apt-get update` failed: {message}")]
+    Lists {
+        /// The package.
+        package: String,
+        /// What apt said last.
+        message: String,
+    },
     /// The name is not a Debian package name.
     #[error("{0:?} is not the name of a Debian package")]
     Name(String),
@@ -42,9 +50,14 @@ pub enum PackageError {
 /// not yet, their lists are fetched once (`apt-get update`), and after that an older file of the same kind will do.
 pub fn download_kernel_package(meta: &str, folder: &Path) -> Result<PathBuf, PackageError> {
     let resolved = match resolve(meta) {
-        Err(PackageError::Unknown(_)) => {
-            apt_get(&["update", "-q"], folder)?;
-            resolve(meta)
+        Err(PackageError::Unknown(package)) => {
+            let updated = apt_get(&["update", "-q"], folder)?;
+            match resolve(meta) {
+                Err(PackageError::Unknown(_)) if !updated.status.success() => {
+                    Err(PackageError::Lists { package, message: last_error(&updated) })
+                }
+                other => other,
+            }
         }
         other => other,
     };
@@ -58,11 +71,7 @@ pub fn download_kernel_package(meta: &str, folder: &Path) -> Result<PathBuf, Pac
     let output = apt_get(&["download", "-q", &package], folder)?;
     match find(folder, &package) {
         Some(found) if output.status.success() => Ok(found),
-        _ => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let message = said.lines().rfind(|line| line.starts_with("E:")).unwrap_or("apt-get failed");
-            Err(PackageError::Download { package, message: message.to_owned() })
-        }
+        _ => Err(PackageError::Download { package, message: last_error(&output) }),
     }
 }
 
@@ -80,6 +89,11 @@ fn apt_get(arguments: &[&str], folder: &Path) -> Result<Output, PackageError> {
     let mut command = Command::new("apt-get");
     command.args(arguments).current_dir(folder);
     command.output().map_err(|source| PackageError::Tool { tool: "apt-get", source })
+}
+
+fn last_error(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    said.lines().rfind(|line| line.starts_with("E:")).unwrap_or("apt-get failed").to_owned()
 }
 
 fn resolve(meta: &str) -> Result<String, PackageError> {

@@ -1,6 +1,11 @@
 //! What goes wrong, and how it is said.
 
-use std::{fs, os::unix::fs::FileExt, os::unix::process::CommandExt, process::Command};
+use std::{
+    fs,
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::Path,
+    process::Command,
+};
 
 use aenv_blockd::{DiskExport, ExportError, ExportKind, Exports};
 
@@ -43,7 +48,9 @@ pub(crate) async fn a_disk_belongs_to_whom_it_is_given(kind: ExportKind) {
     let node = Node::start(kind).await;
     let path = node.client.open_disk(node.disk("disk", MIB)).await.unwrap();
     // The folders of a node let others pass; the temporary one above does not.
-    for folder in path.ancestors().take_while(|folder| folder.starts_with(std::env::temp_dir())).skip(2) {
+    let temporary = std::env::temp_dir();
+    let of_node = |folder: &&Path| folder.starts_with(&temporary) && **folder != temporary;
+    for folder in path.ancestors().take_while(of_node).skip(2) {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
     }
