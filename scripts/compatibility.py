@@ -20,6 +20,7 @@ CLIENTS = {
     "typescript-1": ("TypeScript SDK 1.x", "`e2b` on npm, first generation: as with Python, behind a TLS front"),
     "cli": ("Command", "`@e2b/cli` on npm"),
     "code-interpreter": ("Code interpreter for Python", "`e2b-code-interpreter` on PyPI"),
+    "code-interpreter-typescript": ("Code interpreter for TypeScript", "`@e2b/code-interpreter` on npm"),
     "http": ("HTTP", "what no client shows by itself"),
 }
 

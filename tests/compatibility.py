@@ -34,6 +34,8 @@ def version(client):
             return PACKAGES["e2b"]
         case "typescript-v1-paths" | "typescript-1":
             return PACKAGES[client.replace("typescript", "e2b")].rpartition("@")[2]
+        case "code-interpreter-typescript":
+            return PACKAGES["@e2b/code-interpreter"]
         case "cli":
             return PACKAGES["@e2b/cli"]
         case "http":

@@ -4,6 +4,7 @@ What its service does in every case is tested without VMs, in tests/code_interpr
 """
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,15 @@ def test_state_over_pause_resume_and_fork(interpreter):
     assert child.run_code("state", language="js").text == "of node"
     assert child.kill()
     assert resumed.run_code("state").text == "[1, 2, 3]"
+
+
+@pytest.mark.compat(
+    "code-interpreter-typescript", "Sandbox.create", "runCode", "runCode(language)", "runCode(context)", "runCode(timeoutMs)",
+    "createCodeContext", "listCodeContexts", "restartCodeContext", "removeCodeContext",
+)
+def test_the_client_for_typescript(server, template):
+    script = Path(__file__).parent / "typescript" / "interpreter.mjs"
+    env = {**os.environ, **server.env}
+    done = subprocess.run(["node", script], capture_output=True, text=True, timeout=900, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "all is well"
