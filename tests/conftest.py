@@ -140,10 +140,10 @@ class Server:
             status, text = error.code, error.read()
         return status, text if raw else (json.loads(text) if text else None)
 
-    def cli(self, *words, check=True, **kwargs):
+    def cli(self, *words, check=True, env=None, **kwargs):
         done = subprocess.run(
             [BIN / "aenv", *map(str, words)], capture_output=True, text=True, timeout=1500,
-            env={**os.environ, **self.env}, **kwargs,
+            env={**os.environ, **self.env, **(env or {})}, **kwargs,
         )
         assert done.returncode == 0 or not check, f"aenv {words}: {done.returncode}: {done.stderr}"
         return done

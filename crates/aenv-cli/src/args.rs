@@ -582,11 +582,14 @@ pub(crate) struct Bench {
 /// What `bench` measures.
 #[derive(Debug, PartialEq, Eq, Subcommand)]
 pub(crate) enum Suite {
-    /// Create, command, pause, resume, snapshot, and fork into 16 (the default).
+    /// Create, command, pause, resume, snapshot, and fork (the default).
     Verbs {
         /// Repetitions.
         #[arg(short, default_value_t = 20, value_parser = at_least_one())]
         n: u32,
+        /// Children of a fork.
+        #[arg(long, default_value_t = VERBS_CHILDREN, value_parser = clap::value_parser!(u32).range(1..=100))]
+        children: u32,
     },
     /// Create, pause, resume and snapshot with 0 to 1024 MiB of changed memory.
     Sizes {
@@ -655,6 +658,9 @@ pub(crate) enum Suite {
         markdown: bool,
     },
 }
+
+/// Children of a fork in the suite `verbs`, unless it is told otherwise.
+pub(crate) const VERBS_CHILDREN: u32 = 16;
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)

@@ -28,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::{floor::Wanted, run::Run};
 use crate::{
     Outcome,
-    args::{Bench, Suite},
+    args::{Bench, Suite, VERBS_CHILDREN},
     client::Client,
     error::CliError,
     output::{self, Format},
@@ -48,7 +48,7 @@ struct Findings {
 }
 
 pub(super) async fn run(args: Bench, format: Format) -> Outcome {
-    let suite = args.suite.unwrap_or(Suite::Verbs { n: args.n });
+    let suite = args.suite.unwrap_or(Suite::Verbs { n: args.n, children: VERBS_CHILDREN });
     if let Suite::Render { files, markdown } = &suite {
         return render(files, *markdown, args.html.as_deref(), format);
     }
@@ -94,7 +94,7 @@ pub(super) async fn run(args: Bench, format: Format) -> Outcome {
 
 async fn measure(run: &Run, suite: &Suite) -> Result<Findings, CliError> {
     Ok(match *suite {
-        Suite::Verbs { n } => verbs::run(run, n).await,
+        Suite::Verbs { n, children } => verbs::run(run, n, children).await,
         Suite::Sizes { n, ref mib } => sizes::run(run, n, mib).await,
         Suite::Forks { n, ref children } => forks::run(run, n, children).await,
         Suite::Repeat { n } => repeat::run(run, n).await,
@@ -109,7 +109,7 @@ async fn measure(run: &Run, suite: &Suite) -> Result<Findings, CliError> {
 /// The floors of a suite.
 fn wanted(suite: &Suite) -> Option<Wanted<'_>> {
     let (n, write_mib): (u32, &[u32]) = match *suite {
-        Suite::Verbs { n } => (n, &[verbs::DIRTY_MIB]),
+        Suite::Verbs { n, .. } => (n, &[verbs::DIRTY_MIB]),
         Suite::Sizes { n, ref mib } => (n, mib),
         Suite::Repeat { n } => (n, &[repeat::CHANGE_MIB]),
         Suite::Forks { n, .. } | Suite::Commands { n } | Suite::Burst { n, .. } | Suite::Mixed { n, .. } => {
@@ -122,7 +122,7 @@ fn wanted(suite: &Suite) -> Option<Wanted<'_>> {
 
 fn described(suite: &Suite) -> (&'static str, Value) {
     match *suite {
-        Suite::Verbs { n } => ("verbs", json!({ "n": n })),
+        Suite::Verbs { n, children } => ("verbs", json!({ "n": n, "children": children })),
         Suite::Sizes { n, ref mib } => ("sizes", json!({ "n": n, "mib": mib })),
         Suite::Forks { n, ref children } => ("forks", json!({ "n": n, "children": children })),
         Suite::Repeat { n } => ("repeat", json!({ "n": n })),
