@@ -10,7 +10,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 GUEST_TARGET := x86_64-unknown-linux-musl
 GUEST_BIN := $(CARGO_TARGET_DIR)/$(GUEST_TARGET)/guest
 
-.PHONY: help deps deps-test build guest image code-interpreter quickstart stop test test-lab check fmt lint deny docs compatibility bench clean
+.PHONY: help deps deps-test build guest image code-interpreter quickstart stop test test-lab soak check fmt lint deny docs compatibility bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s $$'\t'
@@ -60,6 +60,10 @@ test: deps-test build image code-interpreter fmt lint deny docs ## Install what 
 
 test-lab: deps-test ## What needs ublk or Firecracker, in a VM with its own kernel (slow; not part of `make test`)
 	lab/test.sh
+
+soak: build image ## Mixed load for SOAK_MINUTES (120), and what has grown at its end
+	scripts/clients.sh
+	.venv/bin/python tests/soak.py --minutes $(or $(SOAK_MINUTES),120)
 
 compatibility: ## Write docs/compatibility.md from the last `make test`
 	scripts/compatibility.py .build/compatibility.json docs/compatibility.md
