@@ -14,6 +14,7 @@ mod kernel;
 mod maps;
 mod process;
 pub mod qemu;
+mod stamp;
 mod tap;
 mod version;
 

@@ -1,6 +1,6 @@
 //! Where guest memory lies in a VMM: the private mapping of its memory file, found in `/proc/<pid>/maps`.
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path, sync::OnceLock};
 
 use crate::{EngineError, RamMapping, process::io_error};
 
@@ -17,6 +17,23 @@ pub(crate) fn find(pid: i32, file: &Path, len: u64) -> Result<RamMapping, Engine
             end - start
         ))),
         None => Err(EngineError::Start(format!("{} is not mapped by process {pid}", file.display()))),
+    }
+}
+
+/// Where a VM's memory lies, which is looked for once: it stays there.
+#[derive(Debug, Default)]
+pub(crate) struct FoundRam(OnceLock<RamMapping>);
+
+impl FoundRam {
+    pub(crate) fn or_find(
+        &self,
+        find: impl FnOnce() -> Result<RamMapping, EngineError>,
+    ) -> Result<RamMapping, EngineError> {
+        if let Some(found) = self.0.get() {
+            return Ok(*found);
+        }
+        let found = find()?;
+        Ok(*self.0.get_or_init(|| found))
     }
 }
 

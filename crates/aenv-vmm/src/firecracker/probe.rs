@@ -10,6 +10,7 @@ use aenv_types::{Digest, EngineKind, EngineStamp, Virtualization};
 
 use crate::{
     EngineError, EngineReport, Missing, VirtualizationSetting, jail,
+    stamp::{self, Here},
     version::{self, parse},
 };
 
@@ -164,29 +165,22 @@ fn host_cpu(cpuinfo: &str) -> String {
 
 /// Whether a vm state of this stamp can be continued here; says why not before anything starts.
 pub(crate) fn check_stamp(stamp: &EngineStamp, host: &Host) -> Result<(), EngineError> {
-    let refuse = |why: String| Err(EngineError::Incompatible(why));
-    if stamp.kind != EngineKind::Firecracker {
-        return refuse(format!("it was made by engine {:?}, this is Firecracker", stamp.kind));
-    }
-    if stamp.virtualization != host.virtualization {
-        return refuse(format!(
-            "it was made with {:?}, this host uses {:?}",
-            stamp.virtualization, host.virtualization
-        ));
-    }
-    if stamp.cpu_baseline != host.cpu {
-        return refuse(format!(
-            "its guest was shown the CPU {}, here it is {}; hosts that share checkpoints need one firecracker.cpu_template",
-            stamp.cpu_baseline, host.cpu
-        ));
-    }
+    stamp::check(
+        stamp,
+        Here {
+            kind: EngineKind::Firecracker,
+            virtualization: host.virtualization,
+            cpu: &host.cpu,
+            cpu_mend: "; hosts that share checkpoints need one firecracker.cpu_template",
+        },
+    )?;
     match (parse(&stamp.version), parse(&host.version)) {
         (Some(theirs), Some(ours)) if theirs == ours => Ok(()),
-        _ => refuse(format!(
+        _ => Err(stamp::refusal(format!(
             "it was made by Firecracker {}, whose vm state Firecracker {} is not known to load; launch it on a node with that \
              version, or build its template again",
             stamp.version, host.version
-        )),
+        ))),
     }
 }
 

@@ -1,10 +1,6 @@
 //! A running Firecracker.
 
-use std::{
-    path::Path,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use aenv_types::EngineKind;
 use async_trait::async_trait;
@@ -17,7 +13,9 @@ use super::{
     root::Root,
     start::{OWN_LOG, Running, explain, follow_console},
 };
-use crate::{EngineError, MemoryOrder, RamMapping, Vm, VmRecord, VmSpec, cgroup, process::Process};
+use crate::{
+    EngineError, MemoryOrder, RamMapping, Vm, VmRecord, VmSpec, cgroup, maps::FoundRam, process::Process,
+};
 
 /// Any single command.
 pub(crate) const COMMAND_WAIT: Duration = Duration::from_secs(15);
@@ -29,13 +27,13 @@ pub(crate) struct FirecrackerVm {
     root: Arc<Root>,
     api: Api,
     hold: Hold,
-    ram: OnceLock<RamMapping>,
+    ram: FoundRam,
 }
 
 impl FirecrackerVm {
     pub(crate) fn new(spec: VmSpec, running: Running) -> Self {
         let Running { process, root, api } = running;
-        Self { spec, process, root, api, hold: Hold::default(), ram: OnceLock::new() }
+        Self { spec, process, root, api, hold: Hold::default(), ram: FoundRam::default() }
     }
 
     /// Takes over a VM that outlived the server, also one that was held by it.
@@ -79,11 +77,8 @@ impl Vm for FirecrackerVm {
     }
 
     fn ram(&self) -> Result<RamMapping, EngineError> {
-        if let Some(found) = self.ram.get() {
-            return Ok(*found);
-        }
-        let found = ram::find(self.process.pid, &self.spec.ram, self.spec.shape.memory_bytes())?;
-        Ok(*self.ram.get_or_init(|| found))
+        let find = || ram::find(self.process.pid, &self.spec.ram, self.spec.shape.memory_bytes());
+        self.ram.or_find(find)
     }
 
     async fn pause(&self) -> Result<(), EngineError> {

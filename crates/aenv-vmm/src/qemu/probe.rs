@@ -9,6 +9,7 @@ use aenv_types::{EngineKind, EngineStamp, Virtualization};
 
 use crate::{
     EngineError, EngineReport, Missing,
+    stamp::{self, Here},
     version::{self, parse},
 };
 
@@ -119,22 +120,10 @@ pub(crate) fn cpu_baseline(virtualization: Virtualization) -> String {
 
 /// Whether a vm state of this stamp can be continued here; says why not before anything starts.
 pub(crate) fn check_stamp(stamp: &EngineStamp, host: &Host) -> Result<(), EngineError> {
-    let refuse = |why: String| Err(EngineError::Incompatible(why));
-    if stamp.kind != EngineKind::Qemu {
-        return refuse(format!("it was made by engine {:?}, this is QEMU", stamp.kind));
-    }
-    if stamp.virtualization != host.virtualization {
-        return refuse(format!(
-            "it was made with {:?}, this host uses {:?}",
-            stamp.virtualization, host.virtualization
-        ));
-    }
-    if stamp.cpu_baseline != host.cpu {
-        return refuse(format!(
-            "its guest was shown the CPU {}, here it is {}",
-            stamp.cpu_baseline, host.cpu
-        ));
-    }
+    stamp::check(
+        stamp,
+        Here { kind: EngineKind::Qemu, virtualization: host.virtualization, cpu: &host.cpu, cpu_mend: "" },
+    )?;
     let same = match (parse(&stamp.version), parse(&host.version)) {
         (Some(theirs), Some(ours)) => theirs == ours || (FAMILY.contains(&theirs) && FAMILY.contains(&ours)),
         _ => false,
@@ -142,11 +131,11 @@ pub(crate) fn check_stamp(stamp: &EngineStamp, host: &Host) -> Result<(), Engine
     if same {
         return Ok(());
     }
-    refuse(format!(
+    Err(stamp::refusal(format!(
         "it was made by QEMU {}, whose vm state QEMU {} cannot load; launch it on a node with that version, or \
          build its template again",
         stamp.version, host.version
-    ))
+    )))
 }
 
 /// The binary of Debian's package.

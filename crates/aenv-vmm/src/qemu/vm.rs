@@ -1,6 +1,6 @@
 //! A running QEMU.
 
-use std::{path::Path, sync::OnceLock, time::Duration};
+use std::{path::Path, time::Duration};
 
 use aenv_types::EngineKind;
 use async_trait::async_trait;
@@ -13,7 +13,8 @@ use super::{
     state::SavedStates,
 };
 use crate::{
-    EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, console, maps,
+    EngineError, RamMapping, Vm, VmRecord, VmSpec, cgroup, console,
+    maps::{self, FoundRam},
     process::{Process, io_error},
 };
 
@@ -23,14 +24,14 @@ pub(crate) struct QemuVm {
     spec: VmSpec,
     process: Process,
     qmp: Qmp,
-    ram: OnceLock<RamMapping>,
+    ram: FoundRam,
     saved: SavedStates,
 }
 
 impl QemuVm {
     pub(crate) fn new(spec: VmSpec, parts: Parts) -> Result<Self, EngineError> {
         let Parts { process, qmp, console } = parts;
-        let vm = Self { spec, process, qmp, ram: OnceLock::new(), saved: SavedStates::default() };
+        let vm = Self { spec, process, qmp, ram: FoundRam::default(), saved: SavedStates::default() };
         vm.follow_console(console)?;
         Ok(vm)
     }
@@ -88,11 +89,8 @@ impl Vm for QemuVm {
     }
 
     fn ram(&self) -> Result<RamMapping, EngineError> {
-        if let Some(found) = self.ram.get() {
-            return Ok(*found);
-        }
-        let found = maps::find(self.process.pid, &self.spec.ram, self.spec.shape.memory_bytes())?;
-        Ok(*self.ram.get_or_init(|| found))
+        let find = || maps::find(self.process.pid, &self.spec.ram, self.spec.shape.memory_bytes());
+        self.ram.or_find(find)
     }
 
     async fn pause(&self) -> Result<(), EngineError> {
