@@ -31,8 +31,6 @@ const REASON_WAIT: Duration = Duration::from_secs(2);
 /// What Firecracker itself says, and its console, in a VM's runtime folder.
 pub(crate) const OWN_LOG: &str = "firecracker.log";
 pub(crate) const CONSOLE: &str = "console";
-/// A folder there over which the process's root is mounted, as only the process sees.
-const PLACE: &str = "root";
 
 /// A process whose API listens. It is killed when this goes away, unless it became a VM.
 pub(crate) struct Started {
@@ -90,7 +88,9 @@ pub(crate) async fn start(
     if let Some(jailed) = &mut jailed {
         jailed.entered();
     }
-    cgroup::join(process.pid, &spec.sandbox, spec.shape);
+    // Moving a process between groups may make the kernel wait for all CPUs: it is done while the process starts.
+    let (pid, sandbox, shape) = (process.pid, spec.sandbox.clone(), spec.shape);
+    let joined = tokio::task::spawn_blocking(move || cgroup::join(pid, &sandbox, shape));
     let root = Root::of(process.pid);
     let root = match root {
         Ok(root) => Arc::new(root),
@@ -101,7 +101,9 @@ pub(crate) async fn start(
     };
     let running = Running { api: Api::new(Arc::clone(&root)), root, process };
     let started = Started { running: Some(running) };
-    match started.wait_until_it_listens().await {
+    let listens = started.wait_until_it_listens().await;
+    joined.await.map_err(|e| EngineError::Start(e.to_string()))?;
+    match listens {
         Ok(()) => Ok(started),
         Err(error) => Err(started.fail(error, spec).await),
     }
@@ -116,7 +118,7 @@ fn furnish(
     purpose: Purpose<'_>,
 ) -> Result<Room, EngineError> {
     let uid = jailed.map_or(0, Jailed::uid);
-    let mut room = Room::new(uid, spec.runtime.join(PLACE));
+    let mut room = Room::new(uid);
     let mut show = |source: &Path, name: String, writable| {
         room.mount(Mount { source: source.to_owned(), name, writable });
     };

@@ -114,12 +114,14 @@ pub(crate) struct Jail {
     root: PathBuf,
     contents: Contents,
     uids: Arc<Uids>,
-    /// A uid for the next process that asks: finding one takes longer than all the rest of its place.
-    spare: Mutex<Option<(Instant, Claim)>>,
+    /// Uids for the next processes that ask: finding some takes longer than all the rest of a place.
+    spare: Mutex<Vec<(Instant, Claim)>>,
 }
 
 /// So long a spare uid may lie: another server that shares the range does not see it.
 const SPARE: Duration = Duration::from_secs(10);
+/// How many are found at once; of a small range a small part.
+const SPARES: u32 = 16;
 
 impl Jail {
     /// Makes nothing yet. `binary` is the VMM that will run in it.
@@ -137,25 +139,23 @@ impl Jail {
 
     /// A uid for a process that is about to start.
     pub(crate) async fn claim(self: &Arc<Self>) -> Result<Jailed, EngineError> {
-        let spare = self.spare().take().filter(|(found, _)| found.elapsed() < SPARE);
-        let claim = match spare {
-            Some((_, claim)) => claim,
+        let claim = match self.take_spare() {
+            Some(claim) => claim,
             None => {
-                let uids = Arc::clone(&self.uids);
-                let claimed = tokio::task::spawn_blocking(move || uids.claim()).await;
-                claimed.map_err(|e| EngineError::Start(e.to_string()))?.ok_or_else(|| {
+                let jail = Arc::clone(self);
+                let found = tokio::task::spawn_blocking(move || jail.find_spares()).await;
+                found.map_err(|e| EngineError::Start(e.to_string()))?.ok_or_else(|| {
                     EngineError::Start("all uids of VMMs are in use; raise qemu.jail.uids".to_owned())
                 })?
             }
         };
-        let jail = Arc::clone(self);
-        tokio::task::spawn_blocking(move || {
-            if jail.spare().is_none()
-                && let Some(claim) = jail.uids.claim()
-            {
-                *jail.spare() = Some((Instant::now(), claim));
-            }
-        });
+        if self.spare().is_empty() {
+            let jail = Arc::clone(self);
+            tokio::task::spawn_blocking(move || {
+                let one = jail.find_spares();
+                jail.spare().extend(one.map(|claim| (Instant::now(), claim)));
+            });
+        }
         Ok(Jailed { jail: Arc::clone(self), uid: claim.uid(), claim: Some(claim) })
     }
 
@@ -166,7 +166,24 @@ impl Jail {
         Ok(BootSpec { kernel, initramfs, ..inside })
     }
 
-    fn spare(&self) -> MutexGuard<'_, Option<(Instant, Claim)>> {
+    /// One that was found lately; older ones go.
+    fn take_spare(&self) -> Option<Claim> {
+        let mut spare = self.spare();
+        spare.retain(|(found, _)| found.elapsed() < SPARE);
+        spare.pop().map(|(_, claim)| claim)
+    }
+
+    /// Looks for some, and returns one of them.
+    fn find_spares(&self) -> Option<Claim> {
+        let found = Instant::now();
+        let most = (self.uids.count() / 16).clamp(1, SPARES) as usize;
+        let mut claims = self.uids.claim(most);
+        let one = claims.pop();
+        self.spare().extend(claims.into_iter().map(|claim| (found, claim)));
+        one
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<(Instant, Claim)>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -49,21 +49,32 @@ impl Uids {
         Self { first, count, state: Mutex::new(State { next, starting: HashSet::new() }) }
     }
 
-    /// A uid that no process has; `None` when all are in use. It looks at every process of the host, which takes a while.
-    pub(super) fn claim(self: &Arc<Self>) -> Option<Claim> {
+    /// At most `most` uids that no process has; none when all are in use. It looks at every process of the host, which takes a
+    /// while, however many are wanted.
+    pub(super) fn claim(self: &Arc<Self>, most: usize) -> Vec<Claim> {
         let mut state = self.lock();
         let living = self.living();
-        let free = (0..self.count)
-            .map(|step| (u64::from(state.next) + u64::from(step)) % u64::from(self.count))
-            .map(|place| place as u32)
-            .find(|place| {
-                let uid = self.first + place;
-                !living.contains(&uid) && !state.starting.contains(&uid)
-            })?;
-        let uid = self.first + free;
-        state.next = (free + 1) % self.count;
-        state.starting.insert(uid);
-        Some(Claim { uid, uids: Arc::clone(self) })
+        let begin = state.next;
+        let places = (0..self.count)
+            .map(|step| (u64::from(begin) + u64::from(step)) % u64::from(self.count))
+            .map(|place| place as u32);
+        let free = places.filter(|place| {
+            let uid = self.first + place;
+            !living.contains(&uid) && !state.starting.contains(&uid)
+        });
+        let free: Vec<u32> = free.take(most).collect();
+        let claim = |place: &u32| {
+            let uid = self.first + place;
+            state.next = (place + 1) % self.count;
+            state.starting.insert(uid);
+            Claim { uid, uids: Arc::clone(self) }
+        };
+        free.iter().map(claim).collect()
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.count
     }
 
     /// Uids of the range that processes have.
@@ -96,15 +107,16 @@ mod tests {
     #[test]
     fn a_uid_is_free_again_when_its_process_ended_but_comes_last() {
         let uids = Arc::new(Uids::new(1_900_100_000, 3));
-        let claims: Vec<_> = (0..3).map(|_| uids.claim().unwrap()).collect();
+        let mut claims = uids.claim(1);
+        claims.extend(uids.claim(9));
         let distinct: HashSet<_> = claims.iter().map(Claim::uid).collect();
         assert_eq!(distinct.len(), 3);
-        assert!(uids.claim().is_none());
+        assert!(uids.claim(1).is_empty());
         let [first, second, third] = <[Claim; 3]>::try_from(claims).unwrap();
         let (oldest, newest) = (first.uid(), third.uid());
         drop((first, third));
-        assert_eq!(uids.claim().map(|claim| claim.uid()), Some(oldest));
-        assert_eq!(uids.claim().map(|claim| claim.uid()), Some(newest));
+        assert_eq!(uids.claim(1)[0].uid(), oldest);
+        assert_eq!(uids.claim(1)[0].uid(), newest);
         drop(second);
     }
 
@@ -112,10 +124,10 @@ mod tests {
     fn a_uid_that_a_process_has_is_passed_over() {
         use std::os::unix::process::CommandExt;
         let uids = Arc::new(Uids::new(1_900_200_000, 2));
-        let taken = uids.claim().unwrap().uid();
+        let taken = uids.claim(1)[0].uid();
         let mut child =
             std::process::Command::new("/bin/sleep").arg("60").uid(taken).gid(taken).spawn().unwrap();
-        let found: HashSet<_> = [(); 4].iter().map(|()| uids.claim().unwrap().uid()).collect();
+        let found: HashSet<_> = [(); 4].iter().map(|()| uids.claim(1)[0].uid()).collect();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!found.contains(&taken), "{taken} in {found:?}");
