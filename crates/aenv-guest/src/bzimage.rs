@@ -5,7 +5,7 @@ use std::io::Read;
 use thiserror::Error;
 
 /// No kernel is larger than this when unpacked; bounds what a damaged file can make us allocate.
-const MAX_VMLINUX: u64 = 512 << 20;
+pub(crate) const MAX_VMLINUX: u64 = 512 << 20;
 
 /// Why no vmlinux could be taken out of a kernel image.
 #[derive(Debug, Error)]

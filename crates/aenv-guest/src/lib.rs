@@ -15,6 +15,7 @@ mod initramfs;
 mod kernel;
 mod modules;
 mod package;
+mod pvm;
 
 pub use bundle::build_bundle;
 pub use bzimage::ExtractError;
@@ -22,3 +23,4 @@ pub use initramfs::{Initramfs, InitramfsError, InitramfsSpec, build_initramfs};
 pub use kernel::{GuestKernel, KernelError, unpack_kernel};
 pub use modules::{MODULES, ModuleError, VOLUME_MODULES, WantedModule};
 pub use package::{PackageError, cached_kernel_package, download_kernel_package};
+pub use pvm::supports_pvm;

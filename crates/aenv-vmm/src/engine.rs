@@ -125,6 +125,9 @@ pub enum EngineError {
     /// The checkpoint was made by something that this engine cannot continue.
     #[error("the checkpoint cannot be launched here: {0}")]
     Incompatible(String),
+    /// The guest kernel cannot run on this host.
+    #[error("the guest kernel cannot run here: {0}")]
+    Kernel(String),
     /// The VMM could not be started.
     #[error("the VMM could not be started: {0}")]
     Start(String),

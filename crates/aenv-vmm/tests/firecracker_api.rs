@@ -288,6 +288,32 @@ async fn a_host_that_cannot_run_it_hears_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn on_pvm_only_a_kernel_that_was_built_for_it_is_booted() {
+    let world = World::new("");
+    let virtualization = VirtualizationSetting::Only(Virtualization::Pvm);
+    let config = FirecrackerConfig { virtualization, pvm_module: "/proc".into(), ..world.config() };
+    let engine = Firecracker::new(config);
+    let place = world.place(&engine);
+    let error = engine.boot(world.boot(&place)).await.err().unwrap();
+    assert!(matches!(&error, EngineError::Kernel(why) if why.contains("CONFIG_PVM_GUEST")), "{error}");
+    assert!(!place.spec.runtime.join("firecracker.log").exists(), "something was started");
+
+    fs::write(world.base.path().join("kernel.config"), "CONFIG_PVM_GUEST=y\n").unwrap();
+    let engine =
+        Firecracker::new(FirecrackerConfig { virtualization, pvm_module: "/proc".into(), ..world.config() });
+    let vm = engine.boot(world.boot(&place)).await.unwrap();
+    let found = requests(&place, 7).await;
+    assert_eq!(found[0].body["track_dirty_pages"], false);
+    vm.end().await.unwrap();
+    // Its checkpoints are of this mode, and go on in no other.
+    let made = world.launch(&engine, &place).await;
+    assert_eq!(made.stamp.virtualization, Virtualization::Pvm);
+    let error = world.engine().launch(made.clone()).await.err().unwrap();
+    assert!(matches!(&error, EngineError::Incompatible(why) if why.contains("Pvm")), "{error}");
+    engine.launch(made).await.unwrap().end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_has_a_root_a_uid_and_no_rights() {
     let world = World::new("");
     let engine = world.engine();

@@ -23,7 +23,7 @@ use std::{
     sync::Arc,
 };
 
-use aenv_types::{EngineKind, EngineStamp};
+use aenv_types::{Digest, EngineKind, EngineStamp, Virtualization};
 use async_trait::async_trait;
 use serde_json::Value;
 use tokio::sync::OnceCell;
@@ -38,7 +38,7 @@ use crate::{
     BootSpec, Engine, EngineError, EngineReport, JailConfig, LaunchSpec, VirtualizationSetting, Vm, VmRecord,
     VmSpec,
     jail::{Jail, in_path},
-    kernel::KernelDigest,
+    kernel::{self, PerKernel},
     process::{self, io_error},
 };
 
@@ -81,14 +81,17 @@ pub struct Firecracker {
     config: FirecrackerConfig,
     jail: Option<Arc<Jail>>,
     host: OnceCell<(Host, Option<Value>)>,
-    kernel: KernelDigest,
+    kernel: PerKernel<Digest>,
+    /// Whether it was built for PVM.
+    pvm: PerKernel<bool>,
 }
 
 impl Firecracker {
     /// Starts nothing.
     pub fn new(config: FirecrackerConfig) -> Self {
         let jail = config.jail.clone().map(|jail| Arc::new(Jail::new(jail, &config.binary)));
-        Self { config, jail, host: OnceCell::new(), kernel: KernelDigest::default() }
+        let (kernel, pvm) = (PerKernel::new(kernel::digest), PerKernel::new(aenv_guest::supports_pvm));
+        Self { config, jail, host: OnceCell::new(), kernel, pvm }
     }
 
     /// What was found out of the host, and the CPU template.
@@ -124,6 +127,18 @@ impl Firecracker {
     async fn start(&self, spec: &VmSpec, purpose: Purpose<'_>) -> Result<Started, EngineError> {
         let (host, _) = self.host().await?;
         start(&host.binary, &self.config.runtime, self.jail.as_ref(), spec, purpose).await
+    }
+
+    /// On PVM a kernel that was not built for it spins in its first instructions for ever.
+    fn check_kernel(&self, virtualization: Virtualization, kernel: &Path) -> Result<(), EngineError> {
+        if virtualization != Virtualization::Pvm || self.pvm.of(kernel)? {
+            return Ok(());
+        }
+        Err(EngineError::Kernel(format!(
+            "{0} was not built for PVM, and only such guests run on this host's KVM; set kernel.image_path to one with \
+             CONFIG_PVM_GUEST=y, and with the configuration in it or beside it as {0}.config",
+            kernel.display()
+        )))
     }
 
     fn check(spec: &VmSpec) -> Result<(), EngineError> {
@@ -169,6 +184,7 @@ impl Engine for Firecracker {
     async fn boot(&self, spec: BootSpec) -> Result<Box<dyn Vm>, EngineError> {
         Self::check(&spec.vm)?;
         let (host, template) = self.host().await?;
+        self.check_kernel(host.virtualization, &spec.kernel)?;
         let lent = match &self.jail {
             Some(jail) => Some(jail.lend(&spec).await?),
             None => None,

@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use aenv_types::{EngineKind, EngineStamp, MachineShape};
+use aenv_types::{Digest, EngineKind, EngineStamp, MachineShape};
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
@@ -43,7 +43,7 @@ use self::{
 use crate::{
     BootSpec, Engine, EngineError, EngineReport, JailConfig, LaunchSpec, Vm, VmRecord, VmSpec, cgroup,
     jail::Jail,
-    kernel::KernelDigest,
+    kernel::{self, PerKernel},
     process::{self, io_error},
     tap::Tap,
 };
@@ -97,7 +97,7 @@ pub struct Qemu {
     config: QemuConfig,
     pool: Arc<Pool>,
     host: OnceCell<Host>,
-    kernel: KernelDigest,
+    kernel: PerKernel<Digest>,
 }
 
 impl Qemu {
@@ -105,7 +105,7 @@ impl Qemu {
     pub fn new(config: QemuConfig) -> Self {
         let jail = config.jail.clone().map(|jail| Arc::new(Jail::new(jail, &config.binary)));
         let pool = Pool::new(&config, jail);
-        Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: KernelDigest::default() }
+        Self { config, pool: Arc::new(pool), host: OnceCell::new(), kernel: PerKernel::new(kernel::digest) }
     }
 
     /// Starts processes that wait for launches of this shape with `drives` disks. Returns at once.
