@@ -50,7 +50,7 @@ pub async fn examine(config: &Config) -> Vec<Finding> {
     findings.extend(engines(config, &home).await);
     findings.push(jail(config, &home));
     findings.push(match artifacts::find(&home, config) {
-        Ok(found) => finding("guest", Verdict::Ok, format!("kernel {}", found.kernel.display()), ""),
+        Ok(found) => guest(config, &found.kernel),
         Err(error) => finding("guest", Verdict::Missing, error.to_string(), "aenv-server setup"),
     });
     findings.push(match node::blockd_binary(config) {
@@ -87,6 +87,19 @@ async fn engines(config: &Config, home: &Home) -> Vec<Finding> {
         }
     }
     findings
+}
+
+fn guest(config: &Config, kernel: &Path) -> Finding {
+    let text = format!("kernel {}", kernel.display());
+    if config.virtualization_mode != "pvm" {
+        return finding("guest", Verdict::Ok, text, "");
+    }
+    let mend = "set kernel.image_path to a kernel with CONFIG_PVM_GUEST=y (docs/guest-kernel.md)";
+    match aenv_guest::supports_pvm(kernel) {
+        Ok(true) => finding("guest", Verdict::Ok, format!("{text}, built for PVM"), ""),
+        Ok(false) => finding("guest", Verdict::Missing, format!("{text} was not built for PVM"), mend),
+        Err(error) => finding("guest", Verdict::Missing, format!("{text}: {error}"), mend),
+    }
 }
 
 /// What is missing for it, the engine has said.

@@ -5,9 +5,9 @@
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
 
 use aenv_server::{
-    artifacts,
+    artifacts::{self, Setup},
     config::{Config, ConfigError, Loaded, Sources, load},
-    doctor, floor, node, serve,
+    doctor, floor, serve,
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -45,14 +45,20 @@ struct SettingsArgs {
 enum Command {
     /// Runs the server (the default).
     Serve,
-    /// Fetches the guest kernel and packs the initramfs.
+    /// Gets the guest kernel, and Firecracker where it can run, and packs the initramfs.
     Setup {
-        /// A kernel package (.deb, or a folder it was unpacked into) instead of the distribution's.
-        #[arg(long)]
+        /// A kernel package (.deb, or a folder it was unpacked into) instead of the manifest's.
+        #[arg(long, value_name = "PATH")]
         kernel_package: Option<PathBuf>,
         /// Folder of the static aenv-init and aenv-envd.
-        #[arg(long)]
+        #[arg(long, value_name = "DIR")]
         guest: Option<PathBuf>,
+        /// Folder with the manifest's files; nothing is asked of the network.
+        #[arg(long, value_name = "DIR")]
+        from: Option<PathBuf>,
+        /// Another manifest than the server's own.
+        #[arg(long, value_name = "FILE")]
+        manifest: Option<PathBuf>,
     },
     /// Says what this host can do, what is missing, and how to mend it.
     Doctor {
@@ -122,11 +128,10 @@ fn main() -> ExitCode {
             }
             finish(block_on(serve::run(loaded.config)))
         }
-        Some(Command::Setup { kernel_package, guest }) => {
-            let home = node::home(&loaded.config);
+        Some(Command::Setup { kernel_package, guest, from, manifest }) => {
+            let setup = Setup { kernel_package, guest, from, manifest };
             let say = |text: &str| println!("setup: {text}");
-            let made = artifacts::make(&home, kernel_package.as_deref(), guest.as_deref(), say);
-            finish(made.map(drop).map_err(Into::into))
+            finish(block_on(async { Ok(artifacts::make(&loaded.config, &setup, &say).await.map(drop)?) }))
         }
         Some(Command::Doctor { json }) => {
             let findings = match block_on(async { Ok(doctor::examine(&loaded.config).await) }) {

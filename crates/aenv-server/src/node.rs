@@ -111,8 +111,8 @@ pub fn qemu(config: &Config, home: &Home) -> Qemu {
 /// The Firecracker engine of this configuration.
 fn firecracker(config: &Config, home: &Home) -> Firecracker {
     let mut settings = FirecrackerConfig::new(home.runtime());
-    if let Some(binary) = &config.firecracker.binary_path {
-        settings.binary.clone_from(binary);
+    if let Some(binary) = config.firecracker.binary_path.clone().or_else(|| artifacts::firecracker(home)) {
+        settings.binary = binary;
     }
     settings.jail = jail(config, home);
     settings.virtualization = virtualization(config);
@@ -143,6 +143,11 @@ pub fn jail(config: &Config, home: &Home) -> Option<JailConfig> {
 /// What each engine says of itself.
 pub async fn reports(config: &Config, home: &Home) -> Vec<EngineReport> {
     vec![firecracker(config, home).probe().await, qemu(config, home).probe().await]
+}
+
+/// Whether this machine has what Firecracker runs guests by.
+pub async fn runs_on_kvm(config: &Config, home: &Home) -> bool {
+    firecracker(config, home).probe().await.virtualization.is_some()
 }
 
 /// The setting `engine`.
