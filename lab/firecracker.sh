@@ -1,25 +1,14 @@
 #!/usr/bin/env bash
-# The engine suite on a real Firecracker, in the lab's VM. FIRECRACKER_BIN names the binary. AENV_SUITE=full: as often as is promised
-# (50 captures in a row, 16 forks); a few without it.
+# The engine suite on a real Firecracker, in the lab's VM. FIRECRACKER_BIN names the binary; the one of `aenv-server setup`
+# without it. AENV_SUITE=full: as often as is promised (50 captures in a row, 16 forks), which takes an hour; a few without it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-
-if [ -z "${FIRECRACKER_BIN:-}" ]; then
-  echo "lab: SKIPPED: the Firecracker engine suite, because FIRECRACKER_BIN names no binary" >&2
-  exit 0
-fi
-"$FIRECRACKER_BIN" --version | head -1
+. "$here/common.sh"
+need_firecracker "the Firecracker engine suite"
 
 cd "$here/.."
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
-# Built as `make test` builds them, so that nothing is compiled twice.
-built=$(cargo test --release --locked --workspace --test firecracker --no-run --message-format json)
-test=$(python3 -c '
-import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if message["reason"] == "compiler-artifact" and message["executable"] and message["target"]["name"] == "firecracker":
-        print(message["executable"])' <<<"$built")
+test=$(test_program firecracker)
 cargo build --quiet --locked --profile guest --target x86_64-unknown-linux-musl -p aenv-init --bin aenv-init --example agent
 programs=$target/x86_64-unknown-linux-musl/guest
 # In the VM there is neither a network nor cargo: the guest is made here.
