@@ -6,7 +6,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/common.sh"
 . "$CACHE/versions"
 
-packages=(ca-certificates e2fsprogs fuse3 iproute2 iputils-ping kmod nftables procps util-linux)
+packages=(ca-certificates e2fsprogs fuse3 iproute2 iputils-ping kmod nftables procps python3 util-linux)
 modules=$CACHE/kernel-$KERNEL/lib/modules/$KERNEL
 key=$(cat "$here/root.sh" "$here/initramfs" | sha256sum | cut -c1-12)
 disk=$CACHE/root-$KERNEL-$key.ext4

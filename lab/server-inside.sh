@@ -11,6 +11,8 @@ cp -L "$ARTIFACTS/guest.json" "$home/artifacts/"
 cp -rL /image /opt/image
 cp -L /firecracker "$bin/firecracker"
 export AENV_ENGINE=firecracker AENV_FIRECRACKER_BINARY_PATH=$bin/firecracker AENV_URL=http://127.0.0.1:8000
+# One emulated CPU: guests that start side by side all answer late.
+export AENV_ORCHESTRATOR_PARALLEL_LAUNCHES=1
 # The demo forks sixteen; they touch little of what they are promised.
 export AENV_ORCHESTRATOR_MEMORY_MIB=16384
 export AENV_API_KEY_FILE=$home/secrets/api-key
@@ -24,6 +26,11 @@ for _ in $(seq 300); do
     "$bin/aenv" pull oci:/opt/image --name base --cpu 1 --memory 512 --output table &&
       "$bin/aenv" demo --template base
     result=$?
+    if [ "$result" = 0 ] && [ -e /sdk.py ]; then
+      E2B_API_URL=$AENV_URL E2B_SANDBOX_URL=$AENV_URL E2B_API_KEY=$(cat "$AENV_API_KEY_FILE") PYTHONPATH=/site-packages \
+        python3 /sdk.py
+      result=$?
+    fi
     break
   fi
   kill -0 "$server" || break

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # The whole product on Firecracker, in the lab's VM: a server with `engine = "firecracker"` makes a template and does the main job
-# (`aenv demo`: create, run, pause, resume, fork, snapshot). FIRECRACKER_BIN names the binary.
+# (`aenv demo`, and lab/sdk.py with the published SDK: create, run, pause, resume, fork, snapshot). FIRECRACKER_BIN names the binary; the one of `aenv-server setup` without it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/common.sh"
 
-if [ -z "${FIRECRACKER_BIN:-}" ]; then
-  echo "lab: SKIPPED: a server on Firecracker, because FIRECRACKER_BIN names no binary" >&2
-  exit 0
-fi
+need_firecracker "a server on Firecracker"
+
 cd "$here/.."
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 image=$(realpath "${AENV_BASE_IMAGE:-.build/base-image}")
@@ -22,8 +20,16 @@ home=$CACHE/home
 mkdir -p "$home"
 "$bin/aenv-server" setup --home "$home" --guest "$target/x86_64-unknown-linux-musl/guest"
 
+# The same by the published SDK, as `make test` installed it.
+sdk=() packages=$(echo "${AENV_VENV:-.venv}"/lib/python3.11/site-packages)
+if [ -d "$packages/e2b" ]; then
+  sdk=(-f "$packages:/site-packages" -f "$here/sdk.py:/sdk.py")
+else
+  say "SKIPPED: the main job by the Python SDK, because $packages/e2b is not there (make test makes it)"
+fi
+
 echo "lab: every time below is one of an emulated machine"
 exec "$here/run" -t "${AENV_LAB_LIMIT:-1500}" \
   -f "$bin/aenv:/bin-aenv/aenv" -f "$bin/aenv-server:/bin-aenv/aenv-server" -f "$bin/aenv-blockd:/bin-aenv/aenv-blockd" \
   -f "$home/artifacts" -e ARTIFACTS="$home/artifacts" -f "$image:/image" -f "$FIRECRACKER_BIN:/firecracker" \
-  -f "$here/server-inside.sh:/inside.sh" -- bash /inside.sh
+  -f "$here/server-inside.sh:/inside.sh" "${sdk[@]}" -- bash /inside.sh
