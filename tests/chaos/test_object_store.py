@@ -241,3 +241,32 @@ def test_guests_read_while_the_store_is_away(far, store, made):
     store.back()
     assert run(far, id, "md5sum < /root/far") == expected
     assert far.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
+
+
+def test_memory_that_cannot_be_read_ends_its_sandbox_only(far, store, made):
+    source = started(far, made)
+    run(far, source, "head -c 32M /dev/urandom > /dev/shm/far; md5sum /dev/shm/far > /dev/shm/sum")
+    status, taken = snapshot(far, source)
+    assert status == 201, taken
+    remove(made)
+    forget(far)
+
+    id = started(far, made, taken["snapshotID"])
+    neighbour = started(far, made)
+    run(far, neighbour, "md5sum < /etc/hostname")
+    store.gone()
+    began = time.monotonic()
+    run(far, id, "md5sum -c /dev/shm/sum", check=False)
+
+    def failed():
+        status, answer = far.api("GET", f"/sandboxes/{id}")
+        return status == 409 and answer["error_code"] == "sandbox_failed"
+
+    wait_for("the sandbox's end", failed, BOUND)
+    assert time.monotonic() - began < BOUND
+    # A neighbour that needs nothing new goes on; and what the sandbox was made from is unharmed.
+    assert far.api("GET", f"/sandboxes/{neighbour}")[1]["state"] == "running"
+    store.back()
+    again = started(far, made, taken["snapshotID"])
+    assert run(far, again, "md5sum -c /dev/shm/sum") == "/dev/shm/far: OK\n"
+    assert far.api("DELETE", f"/templates/{taken['snapshotID']}")[0] < 300
