@@ -14,7 +14,11 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
-use crate::{RepositoryError, backend::Opened, layout};
+use crate::{
+    RepositoryError,
+    backend::{Folder, Opened},
+    layout,
+};
 
 /// Bytes that are read and hashed at a time.
 const CHUNK: usize = 1 << 20;
@@ -43,12 +47,19 @@ pub(crate) async fn present(opened: &Opened, digest: &Digest, size: u64) -> Resu
 }
 
 /// Puts a local file into the repository. Fails, and leaves nothing visible, when its bytes are not the digest's.
-pub(crate) async fn upload(opened: &Opened, digest: Digest, source: PathBuf) -> Result<(), RepositoryError> {
-    match &opened.root {
-        Some(root) => {
+pub(crate) async fn upload(
+    opened: &Opened,
+    digest: Digest,
+    size: u64,
+    source: PathBuf,
+) -> Result<(), RepositoryError> {
+    match &opened.folder {
+        Some(Folder { root, patience, .. }) => {
             let target = root.join(layout::blob(&digest).as_ref());
             let staging = root.join("staging");
-            blocking(move || place(&source, &target, &staging, &digest)).await
+            let placed = blocking(move || place(&source, &target, &staging, &digest));
+            let placed = patience.wait_for(size, placed).await;
+            placed.map_err(store_error(format!("uploading blob {digest}")))?
         }
         None => send(opened, digest, &source).await,
     }
@@ -106,15 +117,16 @@ pub(crate) async fn download(
         return Ok(());
     }
     let staging = home.staging();
-    if let Some(root) = &opened.root {
+    if let Some(Folder { root, patience, .. }) = &opened.folder {
         let source = root.join(layout::blob(&digest).as_ref());
-        return blocking(move || {
+        let placed = blocking(move || {
             if !source.exists() {
                 return Err(missing(&digest));
             }
             place(&source, &target, &staging, &digest)
-        })
-        .await;
+        });
+        let placed = patience.wait_for(size, placed).await;
+        return placed.map_err(store_error(format!("fetching blob {digest}")))?;
     }
     let staged = Staged::new(&staging).map_err(store_error("making a file in staging"))?;
     let context = || format!("downloading blob {digest}");

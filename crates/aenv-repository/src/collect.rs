@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     Repository, RepositoryError,
-    backend::Opened,
+    backend::{Folder, Opened},
     blobs::{blocking, store_error},
     documents, layout,
     repository::{Intent, digests},
@@ -316,9 +316,9 @@ impl Repository {
 
     /// What uploads that died left in a shared folder's staging.
     async fn clear_staging(&self) -> Result<(), RepositoryError> {
-        let Some(root) = &self.opened().await?.root else { return Ok(()) };
+        let Some(Folder { root, patience, .. }) = &self.opened().await?.folder else { return Ok(()) };
         let staging = root.join("staging");
-        blocking(move || {
+        let cleared = blocking(move || {
             let Ok(entries) = std::fs::read_dir(&staging) else { return Ok(()) };
             for entry in entries.flatten() {
                 // A staged hard link has the age of its layer, but its inode changed when it was linked.
@@ -328,8 +328,8 @@ impl Repository {
                 }
             }
             Ok(())
-        })
-        .await
+        });
+        patience.wait(cleared).await.map_err(store_error("clearing staging"))?
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::{
     fs::{File, TryLockError},
-    path::Path as FsPath,
+    future::Future,
+    path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     RepositoryError, Versioned,
-    backend::Opened,
+    backend::{Folder, Opened},
     blobs::{blocking, store_error},
     layout,
 };
@@ -99,7 +101,7 @@ pub(crate) async fn get<T: DeserializeOwned>(
     let found = read(opened, &path).await?;
     let (bytes, version) = found.ok_or_else(|| RepositoryError::NotFound(key.to_owned()))?;
     let envelope: Envelope<T> = parse(key, &bytes, layout::FORMAT)?;
-    let version = if opened.root.is_some() { revision(envelope.revision) } else { version };
+    let version = if opened.folder.is_some() { revision(envelope.revision) } else { version };
     Ok(Versioned { value: envelope.value, version })
 }
 
@@ -114,41 +116,48 @@ pub(crate) async fn put<T: Serialize + Sync>(
     let path = layout::document(team, key)?;
     let fresh = Uuid::new_v4();
     let bytes = encode(key, &Envelope { format: layout::FORMAT, revision: fresh, value })?;
-    let conflict = || RepositoryError::Conflict(key.to_owned());
     let named = |error| match error {
-        RepositoryError::Conflict(_) => conflict(),
+        RepositoryError::Conflict(_) => RepositoryError::Conflict(key.to_owned()),
         other => other,
     };
-    let Some(root) = &opened.root else {
+    let Some(folder) = &opened.folder else {
         let mode = expected.map_or(PutMode::Create, |version| PutMode::Update(version.clone()));
         return write(opened, &path, bytes, mode).await.map_err(named);
     };
-    let _locked = lock(root, team).await?;
-    let Some(expected) = expected else {
-        write(opened, &path, bytes, PutMode::Create).await.map_err(named)?;
-        return Ok(revision(fresh));
-    };
-    let (current, _) = read(opened, &path).await?.ok_or_else(conflict)?;
-    let current: Envelope<serde::de::IgnoredAny> = parse(key, &current, layout::FORMAT)?;
-    if revision(current.revision) != *expected {
-        return Err(conflict());
-    }
-    write(opened, &path, bytes, PutMode::Overwrite).await?;
+    let expected = expected.cloned();
+    let written = locked(folder, team, move |opened| async move {
+        let mode = if let Some(expected) = expected {
+            let conflict = || RepositoryError::Conflict(path.to_string());
+            let (current, _) = read(&opened, &path).await?.ok_or_else(conflict)?;
+            let current: Envelope<serde::de::IgnoredAny> = parse(path.as_ref(), &current, layout::FORMAT)?;
+            if revision(current.revision) != expected {
+                return Err(conflict());
+            }
+            PutMode::Overwrite
+        } else {
+            PutMode::Create
+        };
+        write(&opened, &path, bytes, mode).await.map(drop)
+    });
+    written.await.map_err(named)?;
     Ok(revision(fresh))
 }
 
 /// Removes a team's document.
 pub(crate) async fn delete(opened: &Opened, team: &TeamId, key: &str) -> Result<(), RepositoryError> {
     let path = layout::document(team, key)?;
-    let _locked = match &opened.root {
-        Some(root) => Some(lock(root, team).await?),
-        None => None,
+    let missing = key.to_owned();
+    let removal = |opened: Opened| async move {
+        // S3 says yes to the removal of what is not there.
+        match opened.store.head(&path).await {
+            Ok(_) => remove(&opened, &path).await,
+            Err(object_store::Error::NotFound { .. }) => Err(RepositoryError::NotFound(missing)),
+            Err(error) => Err(store_error(format!("looking for {missing}"))(error)),
+        }
     };
-    // S3 says yes to the removal of what is not there.
-    match opened.store.head(&path).await {
-        Ok(_) => remove(opened, &path).await,
-        Err(object_store::Error::NotFound { .. }) => Err(RepositoryError::NotFound(key.to_owned())),
-        Err(error) => Err(store_error(format!("looking for {key}"))(error)),
+    match &opened.folder {
+        Some(folder) => locked(folder, team, removal).await,
+        None => removal(opened.clone()).await,
     }
 }
 
@@ -164,9 +173,25 @@ fn revision(revision: Uuid) -> UpdateVersion {
     UpdateVersion { e_tag: Some(revision.to_string()), version: None }
 }
 
+/// Changes a team's documents in a shared folder under their lock. The lock is held until the change has happened, also when it takes
+/// so long that its caller is told that the folder stalls: a later writer would lose what it wrote otherwise.
+async fn locked<F: Future<Output = Result<(), RepositoryError>> + Send + 'static>(
+    folder: &Folder,
+    team: &TeamId,
+    change: impl FnOnce(Opened) -> F + Send + 'static,
+) -> Result<(), RepositoryError> {
+    let path = folder.root.join("locks").join(team.as_str());
+    let context = format!("changing documents under {}", path.display());
+    let unbounded = Opened { store: Arc::clone(&folder.unbounded) as _, folder: Some(folder.clone()) };
+    let work = async move {
+        let _locked = lock(path).await?;
+        change(unbounded).await
+    };
+    folder.patience.wait(work).await.map_err(store_error(context))?
+}
+
 /// The lock on a team's documents in a shared folder, until it is dropped.
-async fn lock(root: &FsPath, team: &TeamId) -> Result<File, RepositoryError> {
-    let path = root.join("locks").join(team.as_str());
+async fn lock(path: PathBuf) -> Result<File, RepositoryError> {
     blocking(move || {
         let context = format!("locking {}", path.display());
         let file =
@@ -182,4 +207,49 @@ async fn lock(root: &FsPath, team: &TeamId) -> Result<File, RepositoryError> {
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::{backend::posix, stall::Patience};
+
+    /// Reads of a FIFO that nobody writes stay in the kernel, as those of a file do whose NFS server is silent.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_document_that_stalls_keeps_the_lock_until_it_is_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let opened = posix(folder.path(), Patience::new(Duration::from_millis(300))).unwrap();
+        let team: TeamId = "team".parse().unwrap();
+        let first = put(&opened, &team, "well", &1, None).await.unwrap();
+        let fifo = folder.path().join("teams/team/stalls.json");
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+
+        let stalls = |error: RepositoryError| {
+            let RepositoryError::Store { message, .. } = error else { panic!("{error}") };
+            assert!(message.contains("does not answer"), "{message}");
+        };
+        stalls(get::<u32>(&opened, &team, "stalls").await.unwrap_err());
+        // What does not need it goes on; what needs the lock, which is still held, does not.
+        assert_eq!(get::<u32>(&opened, &team, "well").await.unwrap().value, 1);
+        stalls(put(&opened, &team, "stalls", &2, Some(&first)).await.unwrap_err());
+        stalls(put(&opened, &team, "well", &2, Some(&first)).await.unwrap_err());
+        stalls(delete(&opened, &team, "well").await.unwrap_err());
+        let other: TeamId = "other".parse().unwrap();
+        put(&opened, &other, "well", &1, None).await.unwrap();
+
+        // It is back. What was given up on happens now, one after the other, and then documents can be changed as before.
+        blocking(move || File::options().write(true).open(fifo).map_err(store_error("opening")))
+            .await
+            .unwrap();
+        let back = async {
+            while !matches!(
+                put(&opened, &team, "later", &3, None).await,
+                Ok(_) | Err(RepositoryError::Conflict(_))
+            ) {}
+        };
+        tokio::time::timeout(Duration::from_secs(30), back).await.unwrap();
+        assert_eq!(get::<u32>(&opened, &team, "later").await.unwrap().value, 3);
+    }
 }

@@ -34,6 +34,7 @@ mod documents;
 mod elsewhere;
 mod layout;
 pub mod repository;
+mod stall;
 mod traces;
 
 pub use check::{Damage, Depth, Usage};

@@ -223,13 +223,16 @@ impl Repository {
     /// Opens (and, if empty, marks with a format version) a repository. One that is away is looked at when it is first needed: what runs
     /// on a node, and what is paused there, does not depend on it.
     pub async fn open(backend: Backend, home: Home) -> Result<Self, RepositoryError> {
-        let opened = blobs::blocking(move || backend::open(&backend)).await?;
+        let opened = blobs::blocking(move || backend::open(&backend));
+        let opened = tokio::time::timeout(OPENED_WITHIN, opened).await;
+        let opened =
+            opened.map_err(|_| store_error("opening the repository")("its folder does not answer"))??;
         Self::over(opened, home).await
     }
 
     /// The same in a store that is open already, such as one in memory. It needs conditional puts.
     pub async fn open_store(store: Arc<dyn ObjectStore>, home: Home) -> Result<Self, RepositoryError> {
-        Self::over(Opened { store, root: None }, home).await
+        Self::over(Opened { store, folder: None }, home).await
     }
 
     async fn over(backend: Opened, home: Home) -> Result<Self, RepositoryError> {
@@ -298,7 +301,7 @@ impl Repository {
                 if elsewhere::known(self.opened().await?, &part.digest).await? {
                     return Ok(());
                 }
-                blobs::upload(self.opened().await?, part.digest, file.clone()).await?;
+                blobs::upload(self.opened().await?, part.digest, part.size, file.clone()).await?;
             }
             if *file != self.home.layer(&part.name) {
                 return Ok(());
