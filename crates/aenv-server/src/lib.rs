@@ -31,4 +31,5 @@ pub mod secrets;
 pub mod serve;
 pub mod spawns;
 pub mod state;
+pub mod telling;
 pub mod upkeep;

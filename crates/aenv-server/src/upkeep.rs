@@ -9,34 +9,24 @@ use aenv_api::ApiError;
 use aenv_orchestrator::Orchestrator;
 use aenv_repository::{Collection, Depth, DryRun, Progress};
 use aenv_template::{Catalog, Collected, Finding};
-use parking_lot::Mutex;
 use rand::Rng;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, mpsc};
+use serde_json::json;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::failure::template_error;
+use crate::{
+    failure::template_error,
+    telling::{Said, Teller, telling},
+};
 
-/// Progress is told so often at most.
-const TELL_EVERY: Duration = Duration::from_millis(500);
-/// Progress that nobody has read yet.
-const UNREAD: usize = 16;
 /// The first collection by the clock is not before this, so that a server that starts has its start to itself.
 const SETTLE: Duration = Duration::from_secs(60);
-
-/// What a long operation says: how far it is, and at the end what came of it.
-#[derive(Debug)]
-pub enum Said<T> {
-    /// So far.
-    Progress(Progress),
-    /// The end.
-    Done(Result<T, ApiError>),
-}
 
 /// The upkeep of a node's repository. Cheap to clone.
 #[derive(Clone)]
 pub struct Upkeep {
     catalog: Catalog,
     orchestrator: Orchestrator,
-    turn: Arc<AsyncMutex<()>>,
+    turn: Arc<Mutex<()>>,
 }
 
 impl Upkeep {
@@ -55,34 +45,33 @@ impl Upkeep {
     }
 
     /// Starts a garbage collection. It goes on to its end, whether or not anybody listens.
-    pub fn collect(&self, collection: Collection) -> Result<mpsc::Receiver<Said<Collected>>, ApiError> {
+    pub fn collect(&self, collection: Collection) -> Result<Said, ApiError> {
         let turn = self.turn()?;
-        let (sender, receiver) = mpsc::channel(UNREAD);
+        let (telling, said) = telling();
         let upkeep = self.clone();
         tokio::spawn(async move {
-            let outcome = upkeep.collect_now(collection, &teller(&sender)).await;
+            let outcome = upkeep.collect_now(collection, &watcher(telling.teller())).await;
             drop(turn);
-            // Nobody listens any more; the log has it.
-            sender.send(Said::Done(outcome)).await.ok();
+            telling.end(outcome).await;
         });
-        Ok(receiver)
+        Ok(said)
     }
 
     /// Starts a check. It ends when nobody listens any more.
-    pub fn check(&self, depth: Depth) -> Result<mpsc::Receiver<Said<Vec<Finding>>>, ApiError> {
+    pub fn check(&self, depth: Depth) -> Result<Said, ApiError> {
         let turn = self.turn()?;
-        let (sender, receiver) = mpsc::channel(UNREAD);
+        let (telling, said) = telling();
         let catalog = self.catalog.clone();
         tokio::spawn(async move {
-            let tell = teller(&sender);
-            let checked = tokio::select! {
-                checked = catalog.check(depth, &tell) => checked,
-                () = sender.closed() => return,
+            let watcher = watcher(telling.teller());
+            let checked: Result<Vec<Finding>, _> = tokio::select! {
+                checked = catalog.check(depth, &watcher) => checked,
+                () = telling.closed() => return,
             };
             drop(turn);
-            sender.send(Said::Done(checked.map_err(template_error))).await.ok();
+            telling.end(checked.map_err(template_error)).await;
         });
-        Ok(receiver)
+        Ok(said)
     }
 
     async fn collect_now(
@@ -142,18 +131,9 @@ impl Upkeep {
     }
 }
 
-/// Tells a listener, now and then, how far something is. What a slow listener has not read is left out.
-fn teller<T: Send>(sender: &mpsc::Sender<Said<T>>) -> impl Fn(Progress) + Send + Sync + use<T> {
-    let sender = sender.downgrade();
-    let last = Mutex::new(None::<Instant>);
+/// Tells what the repository says of its progress.
+fn watcher(teller: Teller) -> impl Fn(Progress) + Send + Sync {
     move |progress| {
-        let mut last = last.lock();
-        if last.is_some_and(|last| last.elapsed() < TELL_EVERY) {
-            return;
-        }
-        *last = Some(Instant::now());
-        if let Some(sender) = sender.upgrade() {
-            sender.try_send(Said::Progress(progress)).ok();
-        }
+        teller.tell(|| json!({ "step": progress.step, "done": progress.done, "total": progress.total }));
     }
 }

@@ -1,9 +1,6 @@
 //! `/images`: images in overlaybd format, made once and published for a fleet.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
 use aenv_api::{
     ApiError, ConvertImage, ErrorBody, ImageCompression, PublishedImage, PushImage, RegistryUser,
@@ -14,10 +11,8 @@ use aenv_image::{
 };
 use aenv_types::Token;
 use axum::{Router, extract::State, response::Response, routing::post};
-use futures::stream;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{cold::reference, lines, repository::operator};
 use crate::{
@@ -26,12 +21,9 @@ use crate::{
     failure::{Failure, image_error},
     keys::{Caller, Role},
     state::AppState,
+    telling::{Teller, telling},
 };
 
-/// Progress is told so often at most.
-const TELL_EVERY: Duration = Duration::from_millis(300);
-/// Progress that nobody has read yet.
-const UNREAD: usize = 16;
 /// After so many seconds one that was under way may be done.
 const AGAIN: u64 = 30;
 
@@ -61,7 +53,10 @@ async fn convert(
     let turn = turn(&state)?;
     let (auth, compression) = (body.image_login.map(auth), compression(body.compression));
     Ok(publish(turn, move |teller| async move {
-        state.images.convert(&image, auth, compression, &target, &|step| teller.tell(&step)).await
+        state
+            .images
+            .convert(&image, auth, compression, &target, &|step| teller.tell(|| progress(&step)))
+            .await
     }))
 }
 
@@ -83,7 +78,7 @@ async fn push(
     let target = destination(&body.target, body.target_login, &state.config, &caller)?;
     let turn = turn(&state)?;
     Ok(publish(turn, move |teller| async move {
-        state.images.push(&image, &target, &|step| teller.tell(&step)).await
+        state.images.push(&image, &target, &|step| teller.tell(|| progress(&step))).await
     }))
 }
 
@@ -127,20 +122,15 @@ where
     F: Future<Output = Result<Published, ImageError>> + Send + 'static,
 {
     use tracing::Instrument;
-    let (sender, said) = mpsc::channel(UNREAD);
-    let teller = Teller { sender: sender.downgrade(), last: Mutex::new(None) };
+    let (telling, said) = telling();
+    let teller = telling.teller();
     let run = async move {
         let outcome = work(teller).await;
         drop(turn);
-        let line = match outcome {
-            Ok(published) => json!({ "result": shown(&published) }),
-            Err(error) => json!({ "error": image_error(error).body() }),
-        };
-        // Nobody listens any more; who asks again finds what is done.
-        sender.send(line).await.ok();
+        telling.end(outcome.map(|published| shown(&published)).map_err(image_error)).await;
     };
     tokio::spawn(run.in_current_span());
-    lines(stream::unfold(said, |mut said| async move { Some((said.recv().await?, said)) }))
+    lines(said)
 }
 
 fn shown(published: &Published) -> PublishedImage {
@@ -150,25 +140,6 @@ fn shown(published: &Published) -> PublishedImage {
         layers: published.layers as u64,
         bytes: published.bytes,
         sent_bytes: published.sent,
-    }
-}
-
-/// Tells a listener, now and then, how far it is. What a slow listener has not read is left out.
-struct Teller {
-    sender: mpsc::WeakSender<Value>,
-    last: Mutex<Option<Instant>>,
-}
-
-impl Teller {
-    fn tell(&self, step: &PublishProgress) {
-        let mut last = self.last.lock();
-        if last.is_some_and(|last| last.elapsed() < TELL_EVERY) {
-            return;
-        }
-        *last = Some(Instant::now());
-        if let Some(sender) = self.sender.upgrade() {
-            sender.try_send(json!({ "progress": progress(step) })).ok();
-        }
     }
 }
 

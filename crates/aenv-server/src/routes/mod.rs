@@ -29,11 +29,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::stream;
 use http::{HeaderValue, header};
-use serde_json::Value;
 
-use crate::{failure::Failure, state::AppState};
+use crate::{failure::Failure, state::AppState, telling::Said};
 
 /// Routes that need a key.
 pub fn private() -> Router<AppState> {
@@ -56,9 +55,12 @@ pub fn private() -> Router<AppState> {
         .merge(secrets::router())
 }
 
-/// Answers with lines of JSON as they come.
-pub fn lines(values: impl Stream<Item = Value> + Send + 'static) -> Response {
-    let lines = values.map(|value| Ok::<_, std::convert::Infallible>(Bytes::from(format!("{value}\n"))));
+/// Answers with what a long operation says, in lines of JSON as they come.
+pub fn lines(said: Said) -> Response {
+    let lines = stream::unfold(said, |mut said| async move {
+        let line = format!("{}\n", said.recv().await?);
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), said))
+    });
     let kind = HeaderValue::from_static("application/x-ndjson");
     ([(header::CONTENT_TYPE, kind)], Body::from_stream(lines)).into_response()
 }

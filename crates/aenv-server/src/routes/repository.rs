@@ -10,10 +10,6 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use futures::stream;
-use serde::Serialize;
-use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 use super::lines;
 use crate::{
@@ -21,7 +17,6 @@ use crate::{
     failure::Failure,
     keys::{Caller, Role},
     state::AppState,
-    upkeep::Said,
 };
 
 /// The routes.
@@ -58,7 +53,7 @@ async fn collect(
     let grace = body.grace_secs.unwrap_or(state.config.snapshot.gc_grace_secs);
     let dry_run = if body.dry_run { DryRun::Yes } else { DryRun::No };
     let collected = state.upkeep.collect(Collection::new(Duration::from_secs(grace), dry_run))?;
-    Ok(said(collected))
+    Ok(lines(collected))
 }
 
 /// Looks for missing, damaged and unneeded parts of the repository, and says which templates and snapshots each takes with it.
@@ -76,7 +71,7 @@ async fn check(
     JsonOr(body): JsonOr<CheckRepository>,
 ) -> Result<Response, Failure> {
     operator(&caller)?;
-    Ok(said(state.upkeep.check(if body.deep { Depth::Bytes } else { Depth::Names })?))
+    Ok(lines(state.upkeep.check(if body.deep { Depth::Bytes } else { Depth::Names })?))
 }
 
 /// What the repository holds, and for whom.
@@ -101,21 +96,6 @@ async fn usage(State(state): State<AppState>, caller: Caller) -> Result<Answer<R
         bytes_unshared: account.total.bytes_unshared,
         bytes_unreferenced: account.total.bytes_unreferenced,
         teams: account.teams.into_iter().map(team).collect(),
-    }))
-}
-
-fn said<T: Serialize + Send + 'static>(said: mpsc::Receiver<Said<T>>) -> Response {
-    lines(stream::unfold(said, |mut said| async move {
-        let value = match said.recv().await? {
-            Said::Progress(progress) => {
-                json!({ "progress": { "step": progress.step, "done": progress.done, "total": progress.total } })
-            }
-            Said::Done(Ok(result)) => {
-                json!({ "result": serde_json::to_value(result).unwrap_or(Value::Null) })
-            }
-            Said::Done(Err(error)) => json!({ "error": error.body() }),
-        };
-        Some((value, said))
     }))
 }
 
