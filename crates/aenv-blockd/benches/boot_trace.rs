@@ -6,14 +6,7 @@
 use std::{
     collections::HashSet,
     fs,
-    io::{BufRead, BufReader, Write},
-    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -23,6 +16,7 @@ use aenv_blockd::{
 };
 use aenv_layer::LayerWriter;
 use aenv_remote::{CacheSettings, Location, Place, S3Config, StoreConfig};
+use aenv_testkit::RangeStore;
 
 const LATENCY: Duration = Duration::from_millis(20);
 const RUNS: usize = 20;
@@ -32,52 +26,16 @@ const SIZE: u64 = 256 * MIB;
 /// Places that a launch goes to, with a few reads of 4 to 64 KiB that follow each other at each.
 const PLACES: u64 = 120;
 
-/// An object store that begins each answer after [`LATENCY`], and how often it was asked.
-fn store(object: Vec<u8>) -> (StoreConfig, Arc<AtomicU64>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let (object, requests) = (Arc::new(object), Arc::new(AtomicU64::new(0)));
-    let counted = Arc::clone(&requests);
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (object, requests) = (Arc::clone(&object), Arc::clone(&counted));
-            thread::spawn(move || serve(stream.unwrap(), &object, &requests));
-        }
-    });
-    let config = StoreConfig::S3(S3Config {
-        endpoint: Some(format!("http://127.0.0.1:{port}")),
+/// How the store is reached.
+fn config(store: &RangeStore) -> StoreConfig {
+    StoreConfig::S3(S3Config {
+        endpoint: Some(store.endpoint()),
         bucket: "bucket".to_owned(),
         prefix: String::new(),
         region: "us-east-1".to_owned(),
         virtual_hosted: false,
         access_key: Some(("id".to_owned(), "secret".to_owned())),
-    });
-    (config, requests)
-}
-
-fn serve(mut stream: TcpStream, object: &[u8], requests: &AtomicU64) {
-    stream.set_nodelay(true).unwrap();
-    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-    while lines.next().is_some() {
-        let headers: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-        let range = headers
-            .iter()
-            .find_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
-        let range = range.unwrap();
-        let (from, to) = range.split_once('-').unwrap();
-        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
-        requests.fetch_add(1, Ordering::Relaxed);
-        thread::sleep(LATENCY);
-        let head = format!(
-            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{to}/{}\r\n\
-             ETag: \"x\"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n",
-            to - from + 1,
-            object.len()
-        );
-        if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&object[from..=to])).is_err() {
-            return;
-        }
-    }
+    })
 }
 
 fn layer(folder: &Path) -> Vec<u8> {
@@ -140,11 +98,11 @@ fn main() {
     };
     fs::write(folder.path().join("layer.remote"), serde_json::to_vec(&location).unwrap()).unwrap();
     let layer = || folder.path().join("layer");
-    let (repository, requests) = store(bytes);
+    let store = RangeStore::start(bytes, LATENCY).unwrap();
     let node = |name: &str| {
         let cache = folder.path().join(name);
         let settings = aenv_remote::Remotes {
-            repository: repository.clone(),
+            repository: config(&store),
             cache: CacheSettings { folder: cache.clone(), capacity: 512 * MIB, reserve: 0 },
             read_ms: 30_000,
             fill: false,
@@ -172,9 +130,9 @@ fn main() {
                     fs::copy(trace.path(), cache.join("traces").join(trace.file_name())).unwrap();
                 }
             }
-            let before = requests.load(Ordering::Relaxed);
+            let before = store.requests();
             times.push(launch(runtime.handle(), &settings, layer()));
-            asked[with_trace] += requests.load(Ordering::Relaxed) - before;
+            asked[with_trace] += store.requests() - before;
             fs::remove_dir_all(&cache).unwrap();
         }
     }

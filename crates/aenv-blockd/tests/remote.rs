@@ -4,14 +4,9 @@
 
 use std::{
     fs::{self, File},
-    io::{BufRead, BufReader, Write},
-    net::{TcpListener, TcpStream},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -19,6 +14,7 @@ use std::{
 use aenv_blockd::{Client, DiskExport, ExportChoice, ExportError, Exports, MemoryExport, launch};
 use aenv_layer::LayerWriter;
 use aenv_remote::{CacheSettings, Location, Place, Remotes, S3Config, StoreConfig};
+use aenv_testkit::RangeStore;
 use aenv_types::Home;
 use nix::{
     mount::{MntFlags, umount2},
@@ -31,68 +27,19 @@ const MIB: u64 = 1 << 20;
 /// Bytes of the disk, all of which one layer has.
 const SIZE: u64 = 24 * MIB;
 
-/// A store that answers requests for ranges of one object, as S3 does, or not at all.
-struct Store {
-    port: u16,
-    silent: Arc<AtomicBool>,
-    sent: Arc<AtomicU64>,
+fn start(object: Vec<u8>) -> RangeStore {
+    RangeStore::start(object, Duration::ZERO).unwrap()
 }
 
-impl Store {
-    fn start(object: Vec<u8>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (silent, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (quiet, count, object) = (Arc::clone(&silent), Arc::clone(&sent), Arc::new(object));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (quiet, count, object) = (Arc::clone(&quiet), Arc::clone(&count), Arc::clone(&object));
-                thread::spawn(move || serve(stream.unwrap(), &object, &quiet, &count));
-            }
-        });
-        Self { port, silent, sent }
-    }
-
-    fn config(&self) -> StoreConfig {
-        StoreConfig::S3(S3Config {
-            endpoint: Some(format!("http://127.0.0.1:{}", self.port)),
-            bucket: "bucket".to_owned(),
-            prefix: "some/prefix".to_owned(),
-            region: "us-east-1".to_owned(),
-            virtual_hosted: false,
-            access_key: Some(("id".to_owned(), "secret".to_owned())),
-        })
-    }
-}
-
-fn serve(mut stream: TcpStream, object: &[u8], quiet: &AtomicBool, count: &AtomicU64) {
-    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-    loop {
-        let Some(first) = lines.next() else { return };
-        let headers: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-        if quiet.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_secs(600));
-            return;
-        }
-        assert!(first.starts_with("GET /bucket/some/prefix/blobs/it "), "{first}");
-        let range = headers
-            .iter()
-            .find_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
-        let range = range.unwrap();
-        let (from, to) = range.split_once('-').unwrap();
-        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
-        let body = &object[from..=to.min(object.len() - 1)];
-        count.fetch_add(body.len() as u64, Ordering::SeqCst);
-        let head = format!(
-            "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{to}/{}\r\nETag: \"x\"\r\n\
-             Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n",
-            body.len(),
-            object.len()
-        );
-        if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).is_err() {
-            return;
-        }
-    }
+fn config(store: &RangeStore) -> StoreConfig {
+    StoreConfig::S3(S3Config {
+        endpoint: Some(store.endpoint()),
+        bucket: "bucket".to_owned(),
+        prefix: "some/prefix".to_owned(),
+        region: "us-east-1".to_owned(),
+        virtual_hosted: false,
+        access_key: Some(("id".to_owned(), "secret".to_owned())),
+    })
 }
 
 struct Node {
@@ -185,8 +132,8 @@ fn read(file: &File, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
 async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
     let content = content();
     let bytes = layer(&content);
-    let store = Store::start(bytes.clone());
-    let node = Node::start(store.config(), 20_000, false).await;
+    let store = start(bytes.clone());
+    let node = Node::start(config(&store), 20_000, false).await;
     let layer = node.remote(bytes.len() as u64, &"0".repeat(64));
     let disk = node.disk("one", vec![layer.clone()]).await.unwrap();
     let at = 10 * MIB;
@@ -194,7 +141,7 @@ async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
     disk.write_all_at(&[7; 4096], at).unwrap();
     disk.sync_data().unwrap();
     assert!(read(&disk, at, 4096).unwrap() == [7; 4096]);
-    let sent = store.sent.load(Ordering::SeqCst);
+    let sent = store.sent();
     assert!(sent < SIZE / 2, "{sent} of {SIZE} bytes were fetched for a few");
     assert!(node.kept() > 0);
     // A memory image of the same layer needs nothing new.
@@ -204,7 +151,7 @@ async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
     drop((disk, memory));
 
     // Without its place: what was read is still there, also after blockd was started again.
-    store.silent.store(true, Ordering::SeqCst);
+    store.fall_silent();
     node.kill().await;
     let path = node.home.exports().join("one.disk");
     until("the disk is shown again", || async { path.exists() }).await;
@@ -217,13 +164,13 @@ async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
 async fn a_place_that_stays_away_fails_reads_in_time_and_holds_up_no_others() {
     let content = content();
     let bytes = layer(&content);
-    let store = Store::start(bytes.clone());
-    let node = Node::start(store.config(), 8000, false).await;
+    let store = start(bytes.clone());
+    let node = Node::start(config(&store), 8000, false).await;
     let layer = node.remote(bytes.len() as u64, &"1".repeat(64));
     let remote = Arc::new(node.disk("remote", vec![layer]).await.unwrap());
     let local = node.disk("local", vec![]).await.unwrap();
     local.write_all_at(&[5; 8192], 0).unwrap();
-    store.silent.store(true, Ordering::SeqCst);
+    store.fall_silent();
     // More than blockd has workers.
     let reads: Vec<_> = (0..40)
         .map(|number| {
@@ -249,14 +196,14 @@ async fn the_rest_is_fetched_in_the_background_and_wrong_bytes_are_not_kept() {
     let bytes = layer(&content);
     let right = hex::encode(sha2::Sha256::digest(&bytes));
     for (digest, whole) in [(right, true), ("2".repeat(64), false)] {
-        let store = Store::start(bytes.clone());
-        let node = Node::start(store.config(), 20_000, true).await;
+        let store = start(bytes.clone());
+        let node = Node::start(config(&store), 20_000, true).await;
         let layer = node.remote(bytes.len() as u64, &digest);
         let _disk = node.disk("one", vec![layer]).await.unwrap();
         let log = node.home.path().join("logs/blockd.log");
         let said = if whole { "a layer is here whole" } else { "they are forgotten" };
         until(said, || async { fs::read_to_string(&log).is_ok_and(|log| log.contains(said)) }).await;
-        assert!(store.sent.load(Ordering::SeqCst) >= bytes.len() as u64);
+        assert!(store.sent() >= bytes.len() as u64);
     }
 }
 
@@ -264,9 +211,9 @@ async fn the_rest_is_fetched_in_the_background_and_wrong_bytes_are_not_kept() {
 async fn what_a_launch_needed_is_there_before_the_next_one_asks() {
     let content = content();
     let bytes = layer(&content);
-    let store = Store::start(bytes.clone());
+    let store = start(bytes.clone());
     let places = [20 * MIB, 3 * MIB, 3 * MIB + 300_000, 11 * MIB];
-    let node = Node::start(store.config(), 20_000, false).await;
+    let node = Node::start(config(&store), 20_000, false).await;
     let layer = node.remote(bytes.len() as u64, &"4".repeat(64));
     let disk = node.disk("one", vec![layer]).await.unwrap();
     for at in places {
@@ -281,7 +228,7 @@ async fn what_a_launch_needed_is_there_before_the_next_one_asks() {
     until("the trace is kept", || async { kept() }).await;
 
     // Another node, which has nothing but the trace.
-    let next = Node::start(store.config(), 20_000, false).await;
+    let next = Node::start(config(&store), 20_000, false).await;
     let folder = next.folder.path().join("cache/traces");
     fs::create_dir_all(&folder).unwrap();
     for trace in fs::read_dir(&traces).unwrap() {
@@ -289,13 +236,13 @@ async fn what_a_launch_needed_is_there_before_the_next_one_asks() {
         fs::copy(trace.path(), folder.join(trace.file_name())).unwrap();
     }
     let layer = next.remote(bytes.len() as u64, &"4".repeat(64));
-    let before = store.sent.load(Ordering::SeqCst);
+    let before = store.sent();
     let disk = next.disk("one", vec![layer]).await.unwrap();
     // 5 blocks at least: the ends of the layer, and those of the places.
-    let sent = || store.sent.load(Ordering::SeqCst) - before;
+    let sent = || store.sent() - before;
     until("what was needed is fetched", || async { sent() >= 5 * 256 * 1024 }).await;
     until("and kept", || async { next.kept() >= 5 * 256 * 1024 }).await;
-    store.silent.store(true, Ordering::SeqCst);
+    store.fall_silent();
     for at in places {
         assert!(read(&disk, at, 4096).unwrap() == content[at as usize..][..4096]);
     }

@@ -230,4 +230,30 @@ mod tests {
         slots.records.write_all_at(&[1], byte).unwrap();
         assert_eq!(slots.load().unwrap(), [None, None]);
     }
+
+    /// Files of records, changed in any way: what they say is in the slots is there, or nothing is.
+    #[test]
+    fn changed_records_are_kept_or_dropped() {
+        const SLOTS: u32 = 8;
+        let dir = tempfile::tempdir().unwrap();
+        let (slots, _) = Slots::open(dir.path(), SLOTS).unwrap();
+        for slot in 0..SLOTS {
+            slots.write(slot, &Record::of(key(slot.into()), &[1; 10]), &[1; 10]).unwrap();
+        }
+        let path = dir.path().join("records");
+        let valid = fs::read(&path).unwrap();
+        // The space between the magic and the first record means nothing: changes go to the rest.
+        let (head, records) = valid.split_at(HEADER as usize);
+        aenv_testkit::mutate("cache-records", &[records.to_vec()], |input| {
+            fs::write(&path, [head, input].concat()).unwrap();
+            let (slots, found) = Slots::open(dir.path(), SLOTS).unwrap();
+            assert!(found.len() <= SLOTS as usize);
+            for (slot, record) in (0..).zip(&found) {
+                let Some(record) = record else { continue };
+                let mut bytes = vec![0; record.len as usize];
+                slots.read(slot, 0, &mut bytes).unwrap();
+            }
+            found.iter().flatten().count() == SLOTS as usize
+        });
+    }
 }

@@ -202,4 +202,21 @@ mod tests {
             assert!(matches!(error, LayerError::Damaged(_)), "{error}");
         }
     }
+
+    /// Packed layers, changed in any way: each is unpacked or refused, and never to more than the limit.
+    #[test]
+    fn changed_packings_are_unpacked_or_refused() {
+        const LIMIT: u64 = 64 << 10;
+        let content: Vec<u8> = (0..9000_u32).map(|i| (i / 90) as u8).collect();
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&content).unwrap();
+        let corpus = [encoder.finish().unwrap(), zstd::encode_all(&content[..], 1).unwrap()];
+        aenv_testkit::mutate("packed-layers", &corpus, |input| {
+            let mut out = Vec::new();
+            let Ok(mut unpacked) = Unpacked::new(input, LIMIT) else { return false };
+            let read = unpacked.read_to_end(&mut out);
+            assert!(out.len() as u64 <= LIMIT, "{} bytes came out", out.len());
+            read.is_ok()
+        });
+    }
 }

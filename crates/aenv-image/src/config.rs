@@ -240,4 +240,39 @@ mod tests {
         let bare = index(&[entry(4, "")]);
         assert_eq!(digest_of(&select_platform(bare.manifests()).unwrap()).unwrap(), Digest::of(&[4]));
     }
+
+    /// Documents of images, changed in any way: each is read or refused.
+    #[test]
+    fn changed_documents_are_read_or_refused() {
+        let arch = wanted_arch();
+        let digest = Digest::of(b"layer");
+        let config = format!(
+            r#"{{"architecture":"{arch}","os":"linux","rootfs":{{"type":"layers","diff_ids":["{digest}"]}},
+            "config":{{"Env":["PATH=/bin"],"User":"app","Cmd":["echo 'hi'"],"ExposedPorts":{{"80/tcp":{{}}}},"Labels":{{"x":"y"}}}}}}"#
+        );
+        let layer = format!(
+            r#"{{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"{digest}","size":7,"annotations":
+            {{"containerd.io/snapshot/overlaybd/blob-digest":"{digest}","containerd.io/snapshot/overlaybd/blob-size":"7"}}}}"#
+        );
+        let about = |media: &str| format!(r#""mediaType":"{media}","digest":"{digest}","size":9"#);
+        let manifest = format!(
+            r#"{{"schemaVersion":2,"config":{{{}}},"layers":[{layer}]}}"#,
+            about("application/vnd.oci.image.config.v1+json")
+        );
+        let index = format!(
+            r#"{{"schemaVersion":2,"manifests":[{{{},"platform":{{"os":"linux","architecture":"{arch}"}}}}]}}"#,
+            about("application/vnd.oci.image.manifest.v1+json")
+        );
+        let documents = [index.into_bytes(), manifest.into_bytes()];
+        aenv_testkit::mutate("oci-documents", &documents, |input| match parse_document(input) {
+            Ok(Document::Index(index)) => {
+                select_platform(index.manifests()).and_then(|d| digest_of(&d)).is_ok()
+            }
+            Ok(Document::Manifest(manifest)) => manifest.layers().iter().all(|layer| {
+                check_layer_type(layer.media_type()).is_ok() && crate::overlaybd::kind(layer).is_ok()
+            }),
+            Err(_) => false,
+        });
+        aenv_testkit::mutate("oci-configs", &[config.into_bytes()], |input| parse_config(input).is_ok());
+    }
 }

@@ -196,7 +196,7 @@ mod tests {
     use aenv_store::MemorySource;
 
     use super::*;
-    use crate::tarball;
+    use crate::{CompressOptions, Compression, compress_zfile, tarball};
 
     /// A layer with two segments of data and one of zeros, byte by byte.
     fn sample(mappings: &[Mapping]) -> Vec<u8> {
@@ -274,5 +274,27 @@ mod tests {
         let at = huge.len() - 4096 + 40;
         huge[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(open(huge), Err(OpenLayerError::Index(_))));
+    }
+
+    /// Layers whose header, index or trailer was changed in any way: all that is said to be there can be read, or they are refused.
+    #[test]
+    fn changed_layers_are_read_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut corpus = vec![sample(&good())];
+        for (name, compression) in [("lz4", Compression::Lz4), ("zstd", Compression::Zstd)] {
+            let (path, plain) = (dir.path().join(name), MemorySource::new(sample(&good())));
+            compress_zfile(&plain, &path, CompressOptions::new(compression)).unwrap();
+            corpus.push(std::fs::read(path).unwrap());
+        }
+        aenv_testkit::mutate("layers", &corpus, |input| {
+            let Ok(layer) = open(input.to_vec()) else { return false };
+            let data = layer.index().mappings().iter().filter(|mapping| !mapping.zeroed());
+            for mapping in data {
+                let mut bytes = vec![0; mapping.len() as usize * SECTOR as usize];
+                // A block of a ZFile may be refused. What is plain is there.
+                let _ = layer.source().read_at(&mut bytes, mapping.moffset() * SECTOR);
+            }
+            true
+        });
     }
 }

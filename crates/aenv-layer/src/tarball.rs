@@ -236,4 +236,18 @@ pub(crate) mod tests {
         assert_eq!(number(&[0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1]), Some((2 << 32) + 1));
         assert_eq!(number(&[0x81, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1]), None);
     }
+
+    /// Tars around a layer, changed in any way: the file inside is found within them, or nothing is.
+    #[test]
+    fn changed_tars_are_read_or_refused() {
+        let content = [7; 700];
+        let frame = TarFrame::around(700);
+        let written = [&frame.head[..], &content, &frame.tail].concat();
+        aenv_testkit::mutate("tars-around-layers", &[plain(&content), pax(&content), written], |input| {
+            let Ok(Some(file)) = open(input.to_vec()) else { return false };
+            assert!(file.size() <= input.len() as u64);
+            file.read_at(&mut vec![0; file.size() as usize], 0).unwrap();
+            true
+        });
+    }
 }

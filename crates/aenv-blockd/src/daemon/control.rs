@@ -159,3 +159,22 @@ fn perform(table: &Table, call: Call) -> Result<Answer, ExportError> {
         Call::List => Ok(Answer::List { exports: table.list() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests, changed in any way: each is understood or refused.
+    #[test]
+    fn changed_requests_are_understood_or_refused() {
+        let corpus = [
+            r#"{"id":7,"call":"open_disk","export":{"name":"a","size":4096,"layers":["/l"],"upper":null}}"#,
+            r#"{"id":8,"call":"seal","name":"a","target":"/t"}"#,
+            r#"{"id":9,"call":"list"}"#,
+        ];
+        let corpus: Vec<_> = corpus.iter().map(|line| line.as_bytes().to_vec()).collect();
+        aenv_testkit::mutate("blockd-requests", &corpus, |input| {
+            std::str::from_utf8(input).is_ok_and(|line| parse(line).is_ok())
+        });
+    }
+}

@@ -210,3 +210,27 @@ fn id(location: &Location) -> Option<SourceId> {
     }
     whole.first_chunk().copied().map(SourceId)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notes, changed in any way: what says a place is the place of one layer, and all else is refused.
+    #[test]
+    fn changed_notes_are_read_or_refused() {
+        let digest = format!("sha256:{}", "5".repeat(64));
+        let places = [
+            r#"{"in":"repository","key":"blobs/x"}"#.to_owned(),
+            format!(
+                r#"{{"in":"registry","registry":"r","repository":"a/b","digest":"{digest}","login":{{"user":"u","password":"p"}}}}"#
+            ),
+            r#"{"in":"file","path":"/x"}"#.to_owned(),
+        ];
+        let note =
+            |place: &String| format!(r#"{{"place":{place},"size":7,"digest":"{digest}","disk":4096}}"#);
+        let corpus: Vec<_> = places.iter().map(|place| note(place).into_bytes()).collect();
+        aenv_testkit::mutate("remote-notes", &corpus, |input| {
+            serde_json::from_slice::<Location>(input).is_ok_and(|location| id(&location).is_some())
+        });
+    }
+}

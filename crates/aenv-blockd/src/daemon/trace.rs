@@ -292,4 +292,20 @@ mod tests {
             assert_eq!(Trace::load(&path), None, "{text}");
         }
     }
+
+    /// Files of traces, changed in any way: what is a trace has a plan that is bounded, and all else is none.
+    #[test]
+    fn changed_traces_are_bounded_or_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one.json");
+        let valid = trace(&[(0, 1), (0, 2), (3, 70), (1, LAST), (0, 9)]);
+        let valid = serde_json::to_vec(&valid).unwrap();
+        aenv_testkit::mutate("boot-traces", &[valid], |input| {
+            fs::write(&path, input).unwrap();
+            let Some(trace) = Trace::load(&path) else { return false };
+            let blocks: u64 = trace.plan().iter().map(|(_, run)| run.end - run.start).sum();
+            assert!(blocks <= 2 * MOST as u64);
+            true
+        });
+    }
 }

@@ -128,3 +128,26 @@ fn unknown_types_and_huge_extensions_are_refused() {
         Err(LayerError::Damaged(_))
     ));
 }
+
+/// Archives of every form that layers come in, changed in any way: each is read or refused.
+#[test]
+fn changed_archives_are_read_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a-file"), b"content").unwrap();
+    std::fs::write(dir.path().join("n".repeat(150)), b"content").unwrap();
+    std::fs::hard_link(dir.path().join("a-file"), dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("a-file", dir.path().join("symlink")).unwrap();
+    let sparse = std::fs::File::create(dir.path().join("sparse")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, &[7; 512], 1 << 16).unwrap();
+    let archive = |form: &[&str]| {
+        let output =
+            Command::new("tar").args(form).arg("-C").arg(dir.path()).args(["-b1", "-cf", "-", "."]).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let corpus =
+        [&["--format=gnu"][..], &["--format=gnu", "-S"], &["--format=posix"], &["--format=posix", "-S"]];
+    let corpus: Vec<_> = corpus.into_iter().map(archive).collect();
+    aenv_testkit::mutate("tar-layers", &corpus, |input| entries(input).is_ok());
+}
