@@ -106,6 +106,7 @@ fn main() {
             cache: CacheSettings { folder: cache.clone(), capacity: 512 * MIB, reserve: 0 },
             read_ms: 30_000,
             fill: false,
+            table_bytes: aenv_remote::DEFAULT_TABLE_BYTES,
         };
         let path = folder.path().join(format!("{name}.json"));
         fs::write(&path, serde_json::to_vec(&settings).unwrap()).unwrap();

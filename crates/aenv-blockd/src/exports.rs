@@ -148,6 +148,14 @@ pub enum ExportError {
         /// What is wrong with it.
         message: String,
     },
+    /// A layer is elsewhere, and that place does not answer, or not in time. Later it may.
+    #[error("layer {path}: {message}")]
+    Away {
+        /// The file that it would be.
+        path: PathBuf,
+        /// What happened.
+        message: String,
+    },
     /// The operating system refused.
     #[error("{message}")]
     Io {

@@ -27,6 +27,9 @@ const MIB: u64 = 1 << 20;
 /// Bytes of the disk, all of which one layer has.
 const SIZE: u64 = 24 * MIB;
 
+/// Bytes of a layer's index at most: enough for the layers here.
+const TABLE_BYTES: u64 = 4096;
+
 fn start(object: Vec<u8>) -> RangeStore {
     RangeStore::start(object, Duration::ZERO).unwrap()
 }
@@ -55,7 +58,7 @@ impl Node {
         fs::create_dir_all(home.layers()).unwrap();
         fs::create_dir_all(home.runtime()).unwrap();
         let cache = CacheSettings { folder: folder.path().join("cache"), capacity: 64 * MIB, reserve: 0 };
-        let remotes = Remotes { repository, cache, read_ms, fill };
+        let remotes = Remotes { repository, cache, read_ms, fill, table_bytes: TABLE_BYTES };
         fs::write(home.blockd_remotes(), serde_json::to_vec(&remotes).unwrap()).unwrap();
         let client =
             launch(&home, Path::new(env!("CARGO_BIN_EXE_aenv-blockd")), ExportChoice::Fuse).await.unwrap();
@@ -259,4 +262,32 @@ async fn a_layer_that_is_nowhere_is_told() {
     assert!(matches!(node.disk("one", vec![layer.clone()]).await, Err(ExportError::Layer { .. })));
     fs::write(node.home.layers().join("layer.remote"), "{}").unwrap();
     assert!(matches!(node.disk("one", vec![layer]).await, Err(ExportError::Layer { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_does_not_arrive_in_time_is_away_and_a_large_index_is_refused() {
+    let bytes = layer(&content());
+    let store = start(bytes.clone());
+    let node = Node::start(config(&store), 1500, false).await;
+    let layer = node.remote(bytes.len() as u64, &"6".repeat(64));
+    store.fall_silent();
+    let away = node.disk("one", vec![layer.clone()]).await.unwrap_err();
+    assert!(matches!(away, ExportError::Away { .. }), "{away}");
+    // Later it is there, under the same name.
+    store.speak_again();
+    node.disk("one", vec![layer]).await.unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("layer");
+    let mut writer = LayerWriter::create(&path, SIZE).unwrap();
+    for number in 0..=TABLE_BYTES / 16 {
+        writer.append(number * 8192, &[1; 4096]).unwrap();
+    }
+    writer.finish().unwrap();
+    let store = start(fs::read(&path).unwrap());
+    let node = Node::start(config(&store), 20_000, false).await;
+    let layer = node.remote(fs::metadata(&path).unwrap().len(), &"7".repeat(64));
+    let refused = node.disk("two", vec![layer]).await.unwrap_err();
+    assert!(refused.to_string().contains("larger than the limit of 4096"), "{refused}");
+    assert!(matches!(refused, ExportError::Layer { .. }));
 }

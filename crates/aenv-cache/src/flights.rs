@@ -104,6 +104,9 @@ pub(crate) fn same(error: &SourceError) -> SourceError {
         SourceError::Remote { context, message } => {
             SourceError::Remote { context: context.clone(), message: message.clone() }
         }
+        SourceError::Away { context, message } => {
+            SourceError::Away { context: context.clone(), message: message.clone() }
+        }
         SourceError::Denied { context, message } => {
             SourceError::Denied { context: context.clone(), message: message.clone() }
         }

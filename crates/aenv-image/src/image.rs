@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use aenv_remote::DEFAULT_TABLE_BYTES;
 use aenv_types::{Digest, GuestContext, LayerRef};
 
 /// An image, ready to boot.
@@ -73,6 +74,8 @@ pub struct ImageLimits {
     pub layer_entries: u64,
     /// Layers of one image.
     pub layers: usize,
+    /// Bytes of the index and of the jump table of a layer in overlaybd format, which are held in memory.
+    pub table_bytes: u64,
 }
 
 impl fmt::Debug for RegistryAuth {
@@ -83,7 +86,7 @@ impl fmt::Debug for RegistryAuth {
 
 impl Default for ImageLimits {
     fn default() -> Self {
-        Self { layer_bytes: 10 << 30, layer_entries: 600_000, layers: 250 }
+        Self { layer_bytes: 10 << 30, layer_entries: 600_000, layers: 250, table_bytes: DEFAULT_TABLE_BYTES }
     }
 }
 

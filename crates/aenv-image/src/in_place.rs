@@ -30,11 +30,13 @@ pub(crate) async fn refer(
     home: &Home,
     source: &Arc<dyn ImageSource>,
     image: ResolvedImage,
+    table_bytes: u64,
     progress: &(dyn Fn(PullProgress) + Send + Sync),
 ) -> Result<PulledImage, ImageError> {
     let about = |error: LayerError, layer: &LayerBlob| error.of(&image.reference, &layer.key);
     let looks = image.layers.iter().enumerate().map(|(index, layer)| async move {
-        let (found, disk) = note(home, source, layer).await.map_err(|error| about(error, layer))?;
+        let (found, disk) =
+            note(home, source, layer, table_bytes).await.map_err(|error| about(error, layer))?;
         progress(PullProgress::InPlace { index });
         Ok::<_, ImageError>((found, disk))
     });
@@ -59,6 +61,7 @@ async fn note(
     home: &Home,
     source: &Arc<dyn ImageSource>,
     layer: &LayerBlob,
+    table_bytes: u64,
 ) -> Result<(LayerRef, u64), LayerError> {
     let digest =
         layer.expected.digest.ok_or_else(|| LayerError::Damaged("it has no digest".to_owned()))?.to_string();
@@ -78,7 +81,7 @@ async fn note(
             return Ok((found, *disk));
         }
     }
-    let disk = look(source.bytes(layer)?).await?;
+    let disk = look(source.bytes(layer)?, table_bytes).await?;
     let location = Location { place, size, digest, disk: Some(disk) };
     let failed = |error: std::io::Error| LayerError::io("noting where a layer is", error);
     let text = serde_json::to_vec(&location).map_err(|error| failed(error.into()))?;
@@ -95,8 +98,10 @@ fn kept(path: &Path) -> Option<Location> {
 }
 
 /// Reads all of a layer but its data, and returns the size of its disk.
-async fn look(source: Arc<dyn BlockSource>) -> Result<u64, LayerError> {
-    let opened = tokio::task::spawn_blocking(move || Layer::open(source).map(|layer| layer.virtual_size()));
+async fn look(source: Arc<dyn BlockSource>, table_bytes: u64) -> Result<u64, LayerError> {
+    let opened = tokio::task::spawn_blocking(move || {
+        Layer::open_within(source, table_bytes).map(|layer| layer.virtual_size())
+    });
     let opened = opened.await.map_err(|error| LayerError::Io {
         context: "opening a layer".to_owned(),
         message: error.to_string(),
@@ -104,6 +109,10 @@ async fn look(source: Arc<dyn BlockSource>) -> Result<u64, LayerError> {
     opened.map_err(|error| match error {
         OpenLayerError::Source(error) | OpenLayerError::ZFile(OpenZFileError::Source(error)) => {
             source_error(error)
+        }
+        large
+        @ (OpenLayerError::TooLarge { .. } | OpenLayerError::ZFile(OpenZFileError::TooLarge { .. })) => {
+            LayerError::Hostile(format!("{large} (image.max_layer_table_mib)"))
         }
         other => LayerError::Damaged(other.to_string()),
     })
@@ -113,7 +122,9 @@ fn source_error(error: SourceError) -> LayerError {
     let message = error.to_string();
     match error {
         SourceError::Denied { .. } => LayerError::Denied(message),
-        SourceError::Remote { .. } | SourceError::TimedOut { .. } => LayerError::Unreachable(message),
+        SourceError::Remote { .. } | SourceError::Away { .. } | SourceError::TimedOut { .. } => {
+            LayerError::Unreachable(message)
+        }
         SourceError::Corrupt { .. } | SourceError::OutOfRange { .. } => LayerError::Damaged(message),
         SourceError::Io { context, source } => LayerError::io(context, source),
     }

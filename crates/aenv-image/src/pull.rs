@@ -112,7 +112,8 @@ impl Images {
         progress(PullProgress::Resolved { layers: image.layers.len(), bytes });
         self.check(&image)?;
         if image.form == Form::Overlaybd {
-            return in_place::refer(&self.inner.home, &source, image, progress).await;
+            let table_bytes = self.inner.settings.limits.table_bytes;
+            return in_place::refer(&self.inner.home, &source, image, table_bytes, progress).await;
         }
 
         let chains = chain_ids(&image.config.diff_ids);

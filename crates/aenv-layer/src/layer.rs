@@ -30,6 +30,14 @@ pub enum OpenLayerError {
     /// It is compressed, and the compressed file is not right.
     #[error("the layer is a ZFile, and {0}")]
     ZFile(#[from] OpenZFileError),
+    /// Its index is larger than its reader allows.
+    #[error("the layer's index of {bytes} bytes is larger than the limit of {limit}")]
+    TooLarge {
+        /// Bytes of the index.
+        bytes: u64,
+        /// Bytes that it may have.
+        limit: u64,
+    },
     /// Its index contradicts itself or the file.
     #[error("the layer's index is corrupt: {0}; get the layer again from where it came from")]
     Index(String),
@@ -49,15 +57,21 @@ impl Layer {
     /// Opens a layer from bytes anywhere: a plain LSMT file, one that is compressed to a ZFile, or either inside a tar. What it
     /// is shows in its first bytes.
     pub fn open(source: Arc<dyn BlockSource>) -> Result<Self, OpenLayerError> {
+        Self::open_within(source, u64::MAX)
+    }
+
+    /// As [`Self::open`], and refuses a layer whose index or jump table has more than `table_limit` bytes before any of it
+    /// is read: they are kept in memory as long as the layer is open. For layers that strangers made.
+    pub fn open_within(source: Arc<dyn BlockSource>, table_limit: u64) -> Result<Self, OpenLayerError> {
         let source = match tarball::inside(&source)? {
             Some(file) => Arc::new(file),
             None => source,
         };
-        let source = match ZFileSource::open(&source)? {
+        let source = match ZFileSource::open_within(&source, table_limit)? {
             Some(file) => Arc::new(file),
             None => source,
         };
-        Self::open_lsmt(source)
+        Self::open_lsmt(source, table_limit)
     }
 
     /// Opens a layer in a local file.
@@ -71,7 +85,7 @@ impl Layer {
         Self { source, index, virtual_size: trailer.virtual_size, uuid: trailer.uuid, parent }
     }
 
-    fn open_lsmt(source: Arc<dyn BlockSource>) -> Result<Self, OpenLayerError> {
+    fn open_lsmt(source: Arc<dyn BlockSource>, table_limit: u64) -> Result<Self, OpenLayerError> {
         let size = source.size();
         if size < 2 * HEADER_SIZE {
             return Err(OpenLayerError::NotALayer(format!(
@@ -94,6 +108,10 @@ impl Layer {
         let trailer = Block::decode(&block).map_err(|what| OpenLayerError::Trailer(what.to_owned()))?;
         if trailer.role != Role::Trailer {
             return Err(OpenLayerError::Trailer("its last block is not marked as one".to_owned()));
+        }
+        let bytes = trailer.index_len.saturating_mul(Mapping::SIZE as u64);
+        if bytes > table_limit {
+            return Err(OpenLayerError::TooLarge { bytes, limit: table_limit });
         }
         let mappings = read_index(&*source, &trailer, trailer_at)?;
         Ok(Self::from_parts(source, Index::new(mappings), &trailer))
@@ -261,6 +279,25 @@ mod tests {
         for mappings in bad {
             assert!(matches!(open(sample(&mappings)), Err(OpenLayerError::Index(_))), "{mappings:?}");
         }
+    }
+
+    #[test]
+    fn tables_above_the_limit_are_refused() {
+        let within = |bytes: Vec<u8>, limit| Layer::open_within(Arc::new(MemorySource::new(bytes)), limit);
+        assert_eq!(within(sample(&good()), 48).unwrap().segments(), 3);
+        let refused = within(sample(&good()), 47);
+        assert!(matches!(refused, Err(OpenLayerError::TooLarge { bytes: 48, limit: 47 })));
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("z");
+        let options = CompressOptions::new(Compression::Lz4);
+        compress_zfile(&MemorySource::new(sample(&good())), &path, options).unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        assert!(within(bytes.clone(), 48).is_ok());
+        // Five blocks: what it claims counts, and nothing of the table is read.
+        let refused = within(bytes, 19);
+        let found = OpenZFileError::TooLarge { bytes: 20, limit: 19 }.to_string();
+        assert!(matches!(refused, Err(OpenLayerError::ZFile(error)) if error.to_string() == found));
     }
 
     #[test]

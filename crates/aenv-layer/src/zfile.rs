@@ -62,6 +62,14 @@ pub enum OpenZFileError {
     /// Its parts contradict each other.
     #[error("it is corrupt: {0}")]
     Corrupt(String),
+    /// Its jump table is larger than its reader allows.
+    #[error("its jump table of {bytes} bytes is larger than the limit of {limit}")]
+    TooLarge {
+        /// Bytes of the table.
+        bytes: u64,
+        /// Bytes that it may have.
+        limit: u64,
+    },
     /// It uses what is not supported.
     #[error("it uses {0}, which is not supported; compress it again without")]
     Unsupported(String),
@@ -80,6 +88,15 @@ pub struct ZFileSource {
 impl ZFileSource {
     /// Opens a ZFile; `None` when the bytes do not begin like one.
     pub fn open(source: &Arc<dyn BlockSource>) -> Result<Option<Self>, OpenZFileError> {
+        Self::open_within(source, u64::MAX)
+    }
+
+    /// As [`Self::open`], and refuses a jump table of more than `table_limit` bytes before any of it is read: all of it is
+    /// kept in memory (and 3 % more).
+    pub fn open_within(
+        source: &Arc<dyn BlockSource>,
+        table_limit: u64,
+    ) -> Result<Option<Self>, OpenZFileError> {
         let size = source.size();
         if size < 2 * HEADER_SIZE {
             return Ok(None);
@@ -103,13 +120,14 @@ impl ZFileSource {
         } else {
             (header, size)
         };
-        Self::with_table(source, &trailer, limit).map(Some)
+        Self::with_table(source, &trailer, limit, table_limit).map(Some)
     }
 
     fn with_table(
         source: &Arc<dyn BlockSource>,
         header: &Header,
         limit: u64,
+        table_limit: u64,
     ) -> Result<Self, OpenZFileError> {
         let unsupported = |what: &str| Err(OpenZFileError::Unsupported(what.to_owned()));
         if header.flags & FLAG_TABLE_COMPRESSED != 0 {
@@ -125,6 +143,10 @@ impl ZFileSource {
         };
         if header.block_size < 512 || header.block_size > MAX_BLOCK {
             return Err(OpenZFileError::Corrupt(format!("blocks of {} bytes", header.block_size)));
+        }
+        let bytes = header.blocks.saturating_mul(4);
+        if bytes > table_limit {
+            return Err(OpenZFileError::TooLarge { bytes, limit: table_limit });
         }
         let block_size = u64::from(header.block_size);
         let table = Table::read(&**source, header, limit)?;

@@ -67,6 +67,16 @@ pub enum SandboxError {
         /// Layer missing, other engine, other kernel, ...
         reason: String,
     },
+    /// What the checkpoint's disks and memory are read from does not answer in time.
+    #[error("checkpoint {id} cannot be launched now: {reason}; try again in {retry_after:?}")]
+    StorageAway {
+        /// Which.
+        id: CheckpointId,
+        /// What does not answer.
+        reason: String,
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// The request itself is wrong.
     #[error("{0}")]
     Invalid(String),

@@ -100,7 +100,7 @@ impl Bounds {
                 Err(Failure::Wrong(message)) => return Err(SourceError::corrupt(context(), message)),
                 Err(Failure::Passing(message, _)) if number >= self.attempts => {
                     let message = format!("{message} (tried {number} times)");
-                    return Err(SourceError::Remote { context: context(), message });
+                    return Err(SourceError::Away { context: context(), message });
                 }
                 Err(Failure::Passing(message, not_before)) => {
                     let pause = self.pause(number).max(not_before.unwrap_or_default());

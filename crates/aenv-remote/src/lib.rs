@@ -18,6 +18,8 @@ mod registry;
 
 pub use bounds::Bounds;
 pub use credentials::DockerConfig;
-pub use location::{CacheSettings, Location, Login, Place, Remotes, S3Config, StoreConfig};
+pub use location::{
+    CacheSettings, DEFAULT_TABLE_BYTES, Location, Login, Place, Remotes, S3Config, StoreConfig,
+};
 pub use object::ObjectSource;
 pub use registry::{BlobName, Credentials, Identity, InvalidBlobName, RegistryClient, RegistrySource};

@@ -75,6 +75,22 @@ pub struct Remotes {
     pub read_ms: u64,
     /// Whether layers that are in use are fetched whole in the background.
     pub fill: bool,
+    /// Bytes of the index and of the jump table of a layer at most. Left out where it is the usual one, so that a blockd of an earlier
+    /// version, which does not know it, reads the document all the same.
+    #[serde(default = "usual_table_bytes", skip_serializing_if = "is_usual_table_bytes")]
+    pub table_bytes: u64,
+}
+
+/// Bytes of the index and of the jump table of a layer at most, where nothing else is configured: enough for 64 GiB in blocks of
+/// 4 KiB, and four times the segments that overlaybd's own programs take.
+pub const DEFAULT_TABLE_BYTES: u64 = 64 << 20;
+
+fn usual_table_bytes() -> u64 {
+    DEFAULT_TABLE_BYTES
+}
+
+fn is_usual_table_bytes(bytes: &u64) -> bool {
+    *bytes == DEFAULT_TABLE_BYTES
 }
 
 /// The cache's folder and bounds.

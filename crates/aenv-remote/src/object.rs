@@ -137,7 +137,7 @@ mod tests {
         let source = open(&runtime, ThrottledStore::new(store(&runtime), config), "a/b", 100_000);
         let started = Instant::now();
         let error = source.read_at(&mut [0; 10], 0).unwrap_err();
-        assert!(matches!(error, SourceError::Remote { .. } | SourceError::TimedOut { .. }), "{error}");
+        assert!(matches!(error, SourceError::Away { .. } | SourceError::TimedOut { .. }), "{error}");
         assert!(started.elapsed() < Duration::from_secs(60));
     }
 }

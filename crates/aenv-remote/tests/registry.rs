@@ -251,8 +251,8 @@ fn a_registry_that_stays_away_is_an_error_in_time() {
     let server = Server::start(|_, _| None);
     let started = Instant::now();
     let error = read(&reading.source(server.port)).unwrap_err();
-    assert!(matches!(error, SourceError::Remote { .. } | SourceError::TimedOut { .. }), "{error}");
+    assert!(matches!(error, SourceError::Away { .. } | SourceError::TimedOut { .. }), "{error}");
     assert!(started.elapsed() < Duration::from_secs(60));
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    assert!(matches!(read(&reading.source(nobody)), Err(SourceError::Remote { .. })));
+    assert!(matches!(read(&reading.source(nobody)), Err(SourceError::Away { .. })));
 }

@@ -80,6 +80,10 @@ pub fn sandbox_error(error: SandboxError) -> ApiError {
             ApiError::internal(text).with_code("sandbox_snapshot_guest_agent_unresponsive")
         }
         SandboxError::BadCheckpoint { .. } => ApiError::conflict(text).with_code("checkpoint_unusable"),
+        SandboxError::StorageAway { retry_after, .. } => {
+            let away = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text).with_code("storage_unavailable");
+            ApiError { retry_after_secs: Some(retry_after.as_secs().max(1)), ..away }
+        }
         SandboxError::Invalid(_) => ApiError::bad_request(text),
         SandboxError::ShuttingDown => {
             let busy = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text).with_code("shutting_down");
@@ -169,6 +173,18 @@ mod tests {
         let error = template_error(away.into());
         assert_eq!((error.status.as_u16(), error.error_code), (503, Some("repository_unavailable")));
         assert!(error.retry_after_secs.is_some() && !error.message.contains("secret"));
+    }
+
+    #[test]
+    fn storage_that_is_away_is_503_with_a_time() {
+        let away = SandboxError::StorageAway {
+            id: aenv_types::CheckpointId::random(),
+            reason: "slow".into(),
+            retry_after: Duration::from_secs(5),
+        };
+        let error = sandbox_error(away);
+        assert_eq!((error.status.as_u16(), error.error_code), (503, Some("storage_unavailable")));
+        assert_eq!(error.retry_after_secs, Some(5));
     }
 
     #[test]

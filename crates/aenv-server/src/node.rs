@@ -8,7 +8,7 @@ use std::{
 
 use aenv_blockd::{Export, ExportChoice, Exports};
 use aenv_egress::{Authority, GatedSlots, Purpose, SecretSource, Trust};
-use aenv_image::{ImageSettings, Images};
+use aenv_image::{ImageLimits, ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
 use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, StandbySettings};
 use aenv_remote::{CacheSettings, Remotes};
@@ -248,8 +248,13 @@ fn image_settings(config: &Config) -> ImageSettings {
         disk_size: u64::from(config.machine.disk_size_mib) << 20,
         search_registries: config.image.resolver.search_registries.clone(),
         allowed_registries: config.image.resolver.allowed_registries.clone(),
+        limits: ImageLimits { table_bytes: table_bytes(config), ..ImageLimits::default() },
         ..ImageSettings::default()
     }
+}
+
+fn table_bytes(config: &Config) -> u64 {
+    config.image.max_layer_table_mib.max(1).saturating_mul(1 << 20)
 }
 
 /// The repository of this configuration.
@@ -301,6 +306,7 @@ fn write_remotes(config: &Config, home: &Home, backend: &Backend) -> anyhow::Res
         },
         read_ms: config.snapshot.remote_read_timeout_secs.max(1) * 1000,
         fill: config.snapshot.background_fill,
+        table_bytes: table_bytes(config),
     };
     let text = serde_json::to_vec(&remotes)?;
     let path = home.blockd_remotes();

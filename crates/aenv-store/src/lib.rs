@@ -50,6 +50,14 @@ pub enum SourceError {
         /// What it said.
         message: String,
     },
+    /// A remote end cannot be reached, or is busy or broken, also after several attempts; later it may not be.
+    #[error("{context}: {message}")]
+    Away {
+        /// What was being read.
+        context: String,
+        /// What happened at last.
+        message: String,
+    },
     /// A remote end wants to see (other) credentials.
     #[error("{context}: {message}")]
     Denied {

@@ -49,6 +49,8 @@ pub(crate) struct Remote {
     pub bytes: Arc<dyn BlockSource>,
     /// The same, where they come through the cache.
     pub cached: Option<CachedSource>,
+    /// Bytes that its index, or its jump table, may have.
+    pub table_bytes: u64,
 }
 
 /// Folder of boot traces in the cache's folder.
@@ -87,18 +89,19 @@ impl Remotes {
         let id = id(&location).ok_or_else(|| format!("{:?} is no digest", location.digest))?;
         let opened = self.opened()?;
         let source = opened.source(&location, &self.runtime)?;
+        let table_bytes = opened.settings.table_bytes;
         // What a file holds is as near as the cache would be.
         if matches!(location.place, Place::File { .. }) {
-            return Ok(Remote { bytes: source, cached: None });
+            return Ok(Remote { bytes: source, cached: None, table_bytes });
         }
         let Some(cache) = self.cache(&opened.settings) else {
-            return Ok(Remote { bytes: source, cached: None });
+            return Ok(Remote { bytes: source, cached: None, table_bytes });
         };
         let cached = cache.source(id, source);
         if opened.settings.fill {
             self.fill(cached.clone(), location.digest);
         }
-        Ok(Remote { bytes: Arc::new(cached.clone()), cached: Some(cached) })
+        Ok(Remote { bytes: Arc::new(cached.clone()), cached: Some(cached), table_bytes })
     }
 
     /// A launch begins that reads these layers, if there are any.

@@ -8,8 +8,8 @@ use std::{
 };
 
 use aenv_cache::CachedSource;
-use aenv_layer::{Layer, OpenUpperError, Stack, StackError, Upper};
-use aenv_store::{BlockDevice, DeviceError};
+use aenv_layer::{Layer, OpenLayerError, OpenUpperError, OpenZFileError, Stack, StackError, Upper};
+use aenv_store::{BlockDevice, DeviceError, SourceError};
 use parking_lot::Mutex;
 
 use super::{
@@ -99,12 +99,10 @@ impl Stacks {
         let (opened, cached) = match found.is {
             Is::Open(layer, _) => return Ok(layer),
             Is::Here => (Layer::open_file(&found.key.path), None),
-            Is::Elsewhere(remote) => (Layer::open(remote.bytes), remote.cached),
+            Is::Elsewhere(remote) => (Layer::open_within(remote.bytes, remote.table_bytes), remote.cached),
         };
         // Opened without the lock; two that open one layer at once end up with one, the other is dropped.
-        let opened =
-            opened.map_err(|error| ExportError::Layer { path: found.path, message: error.to_string() })?;
-        let opened = Arc::new(opened);
+        let opened = Arc::new(opened.map_err(|error| of_layer(found.path, &error))?);
         let mut layers = self.layers.lock();
         if let Some(layer) = layers.get(&found.key).and_then(|known| known.layer.upgrade()) {
             return Ok(layer);
@@ -142,6 +140,18 @@ impl Backend for Stacks {
             Some(_) => Arc::new(StackDisk { stack, recording }),
             None => Arc::new(stack),
         })
+    }
+}
+
+fn of_layer(path: PathBuf, error: &OpenLayerError) -> ExportError {
+    let message = error.to_string();
+    match error {
+        OpenLayerError::Source(source) | OpenLayerError::ZFile(OpenZFileError::Source(source))
+            if matches!(source, SourceError::Away { .. } | SourceError::TimedOut { .. }) =>
+        {
+            ExportError::Away { path, message }
+        }
+        _ => ExportError::Layer { path, message },
     }
 }
 

@@ -82,7 +82,8 @@ async fn links_of_lower_layers_end_at_the_images_root() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bombs_are_cut_off() {
-    let limits = ImageLimits { layer_bytes: 8 << 20, layer_entries: 100, layers: 3 };
+    let limits =
+        ImageLimits { layer_bytes: 8 << 20, layer_entries: 100, layers: 3, ..ImageLimits::default() };
     let node = Node::with(ImageSettings { limits, disk_size: 256 << 20, ..ImageSettings::default() });
     let zeros = vec![0; 32 << 20];
     let many = (0..101).fold(Tar::default(), |tar, n| tar.file(&format!("f{n}"), b""));

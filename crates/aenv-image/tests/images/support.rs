@@ -55,6 +55,7 @@ impl Node {
                 reserve: 0,
             },
             read_ms: 20_000,
+            table_bytes: aenv_remote::DEFAULT_TABLE_BYTES,
             fill: false,
         };
         let remotes = home.blockd_remotes();

@@ -1,6 +1,6 @@
 //! What a VM needs before it starts: a slot, its memory image, its disks, its folders.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_blockd::{DiskExport, ExportError, MemoryExport};
 use aenv_net::{NetworkError, Slot};
@@ -8,7 +8,6 @@ use aenv_types::{Checkpoint, DiskImage, EgressPolicy, Home, LayerRef, SandboxId}
 use aenv_vmm::Drive;
 use aenv_volume::{Serving, VolumeMount};
 use futures::future::join_all;
-use std::sync::Arc;
 
 use super::{Machine, Parts, SLOT_NOTE, Start, disk_size, generation::remove_uppers, note, policy_error};
 use crate::{
@@ -16,6 +15,9 @@ use crate::{
     journal::{Change, Survives},
     node::Node,
 };
+
+/// When to ask again for what was not shown in time: blockd goes on with what was asked of it, and keeps what it has read.
+const STORAGE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Where things are.
 pub(super) struct Placed {
@@ -171,6 +173,19 @@ fn export_error(checkpoint: &Checkpoint, error: ExportError) -> SandboxError {
             SandboxError::BadCheckpoint {
                 id: checkpoint.id.clone(),
                 reason: "one of its layers is missing or damaged on this node".into(),
+            }
+        }
+        ExportError::Away { .. } | ExportError::Unreachable { .. } => {
+            tracing::warn!(checkpoint = %checkpoint.id, %error, "a launch cannot have its disks now");
+            SandboxError::StorageAway {
+                id: checkpoint.id.clone(),
+                reason: match error {
+                    ExportError::Away { .. } => {
+                        "a layer that is read on demand does not arrive in time".into()
+                    }
+                    _ => "its disks were not shown in time".into(),
+                },
+                retry_after: STORAGE_AGAIN,
             }
         }
         error => SandboxError::internal("the sandbox's disks could not be shown", error),

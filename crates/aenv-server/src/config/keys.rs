@@ -141,6 +141,7 @@ pub const KEYS: &[Key] = &[
         Integer,
         "what the cache of remote layers may take, and as much again local images, cached steps and copies of blobs",
     ),
+    key("image.max_layer_table_mib", Integer, "index or jump table of a layer in overlaybd format"),
     key("pool.low_watermark", Integer, "network slots that are kept ready"),
     key("pool.high_watermark", Integer, "network slots that are kept at most"),
     key("network.egress.always_denied_cidrs", List, "what no sandbox reaches, besides the host itself"),

@@ -98,7 +98,7 @@ section! {
         access_key_id: Option<String>,
         access_key_secret: Option<String>,
     }
-    Image { resolver: Resolver, cache: ImageCache }
+    Image { max_layer_table_mib: u64, resolver: Resolver, cache: ImageCache }
     Resolver { default_image: String, search_registries: Vec<String>, allowed_registries: Vec<String> }
     ImageCache { root_dir: Option<PathBuf>, capacity_gb: u64 }
     Volumes { max_size_mib: u64, max_per_team: u64 }
@@ -170,6 +170,9 @@ gc_grace_secs = 86400
 on_demand = "auto"
 background_fill = false
 remote_read_timeout_secs = 30
+
+[image]
+max_layer_table_mib = 64
 
 [image.resolver]
 default_image = "docker.io/library/debian:12"
