@@ -4,7 +4,7 @@
 //! header, jump table and index. Its name is the digest of its *place* and not of its bytes, because those cannot be compared with
 //! a digest before all of them are read: so a registry that lies deceives only those who use images of that registry.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
 use aenv_layer::{Layer, OpenLayerError, OpenZFileError};
 use aenv_remote::{Location, Place};
@@ -93,7 +93,10 @@ async fn note(
     Ok((found, disk))
 }
 
+/// The note that is there. Noted as its use first, so that the node's collector leaves it for a while.
 fn kept(path: &Path) -> Option<Location> {
+    let now = fs::FileTimes::new().set_modified(SystemTime::now());
+    fs::File::open(path).and_then(|note| note.set_times(now)).ok()?;
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 

@@ -11,6 +11,7 @@ use aenv_types::{CheckpointId, LayerName};
 
 use crate::{checkpoints::blobs, files, node::Node};
 
+pub(crate) mod notes;
 mod trim;
 
 /// How often the collector looks.

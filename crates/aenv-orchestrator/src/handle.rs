@@ -1,12 +1,12 @@
 //! [`Orchestrator`]: the handle that the server and the template builder hold.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_blockd::Exports;
 use aenv_net::Network;
 use aenv_types::{
-    CacheRecord, Checkpoint, CheckpointId, EgressPolicy, EngineStamp, Home, LayerName, SandboxId, TeamId,
-    Token,
+    CacheRecord, Checkpoint, CheckpointId, Digest, EgressPolicy, EngineStamp, Home, LayerName, SandboxId,
+    TeamId, Token,
 };
 use aenv_vmm::Engine;
 use aenv_volume::Volumes;
@@ -441,6 +441,16 @@ impl Orchestrator {
     /// Lets the collector look at once instead of at its time.
     pub fn collect_soon(&self) {
         self.node.garbage.notify_one();
+    }
+
+    /// Layers that are elsewhere of which nothing on this node needs the note (`<layer>.remote`), nor has for so long.
+    pub async fn unneeded_notes(&self, unused: Duration) -> io::Result<Vec<Digest>> {
+        collector::notes::unneeded(&self.node, unused).await
+    }
+
+    /// Removes notes of layers that are elsewhere, but those that are needed by now. Returns how many went.
+    pub async fn remove_notes(&self, notes: Vec<Digest>, unused: Duration) -> io::Result<usize> {
+        collector::notes::remove(&self.node, notes, unused).await
     }
 
     /// Takes no new work, waits for what is under way, leaves running sandboxes running.

@@ -39,9 +39,19 @@ pub(crate) async fn hash(path: PathBuf) -> Result<(Digest, u64), RepositoryError
 
 /// Whether the repository has the blob, whole as far as its size shows.
 pub(crate) async fn present(opened: &Opened, digest: &Digest, size: u64) -> Result<bool, RepositoryError> {
+    Ok(stored(opened, digest).await? == Some(size))
+}
+
+/// Whether the repository has the blob, of whatever size.
+pub(crate) async fn exists(opened: &Opened, digest: &Digest) -> Result<bool, RepositoryError> {
+    Ok(stored(opened, digest).await?.is_some())
+}
+
+/// Bytes that the repository has of the blob.
+async fn stored(opened: &Opened, digest: &Digest) -> Result<Option<u64>, RepositoryError> {
     match opened.store.head(&layout::blob(digest)).await {
-        Ok(meta) => Ok(meta.size == size),
-        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Ok(meta) => Ok(Some(meta.size)),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(store_error(format!("looking for blob {digest}"))(error)),
     }
 }

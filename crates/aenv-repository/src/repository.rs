@@ -451,6 +451,12 @@ impl Repository {
         }
     }
 
+    /// Whether the repository has a layer's bytes, or knows where they are.
+    pub async fn knows(&self, layer: &Digest) -> Result<bool, RepositoryError> {
+        let opened = self.opened().await?;
+        Ok(elsewhere::known(opened, layer).await? || blobs::exists(opened, layer).await?)
+    }
+
     /// Removes a manifest. Its blobs go with the next garbage collection.
     pub async fn remove(&self, id: &CheckpointId) -> Result<(), RepositoryError> {
         let path = layout::checkpoint(id);

@@ -228,13 +228,15 @@ async fn layers_in_a_registry_stay_there_and_files_of_a_node_do_not() {
         let fetched = fs::read(two.home.layer(&LayerName::Digest(content))).unwrap();
         assert_eq!(fetched, b"content");
 
+        let LayerName::Digest(name) = remote.name else { panic!("{remote:?}") };
+        assert!(repository.knows(&name).await.unwrap() && repository.knows(&content).await.unwrap());
         // It goes with the last manifest that names it.
         let all = Collection::new(Duration::ZERO, DryRun::No);
         assert_eq!(repository.gc(all, &|_| ()).await.unwrap().removed, []);
         repository.remove(&committed.id).await.unwrap();
         repository.remove(&child.id).await.unwrap();
-        let LayerName::Digest(name) = remote.name else { panic!("{remote:?}") };
         assert!(repository.gc(all, &|_| ()).await.unwrap().removed.contains(&name));
+        assert!(!repository.knows(&name).await.unwrap());
 
         // A file that is not what its note says is not published.
         fs::write(&file, b"CONTENT").unwrap();

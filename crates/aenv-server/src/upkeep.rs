@@ -20,6 +20,8 @@ use crate::{
 
 /// The first collection by the clock is not before this, so that a server that starts has its start to itself.
 const SETTLE: Duration = Duration::from_secs(60);
+/// A note that was used so recently may be of a pull whose build goes on still.
+const NOTES_UNUSED: Duration = Duration::from_secs(24 * 3600);
 
 /// The upkeep of a node's repository. Cheap to clone.
 #[derive(Clone)]
@@ -105,13 +107,33 @@ impl Upkeep {
                 if !dry_run {
                     metrics::counter!("aenv_repository_gc_removed_blobs_total").increment(blobs);
                     metrics::counter!("aenv_repository_gc_removed_bytes_total").increment(bytes);
-                    // Copies of what is gone are of no use any more.
+                    // Copies of what is gone are of no use any more, nor are notes.
                     self.orchestrator.collect_soon();
+                    self.collect_notes().await;
                 }
             }
             Err(error) => tracing::error!(detail = %error, seconds, "the repository could not be collected"),
         }
         outcome.map_err(template_error)
+    }
+
+    /// Removes notes of layers that are elsewhere which neither this node nor the repository has any use for.
+    async fn collect_notes(&self) {
+        let collected = async {
+            let mut unknown = Vec::new();
+            for digest in self.orchestrator.unneeded_notes(NOTES_UNUSED).await? {
+                let knows = self.catalog.repository().knows(&digest).await;
+                if !knows.map_err(std::io::Error::other)? {
+                    unknown.push(digest);
+                }
+            }
+            self.orchestrator.remove_notes(unknown, NOTES_UNUSED).await
+        };
+        match collected.await {
+            Ok(0) => {}
+            Ok(notes) => tracing::info!(notes, "notes of layers that are elsewhere were removed"),
+            Err(error) => tracing::warn!(%error, "notes of layers that are elsewhere are not collected"),
+        }
     }
 
     /// Collects by the clock until the server ends. Times vary by a quarter, so that nodes on one repository do not meet.

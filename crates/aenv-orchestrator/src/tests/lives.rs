@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use aenv_types::{
-    CacheRecord, Checkpoint, CheckpointId, DiskImage, EgressPolicy, GuestContext, Home, LayerName, LayerRef,
-    Lineage, MachineShape, Origin, SandboxId, TeamId, TemplateId, checkpoint::CHECKPOINT_FORMAT,
+    CacheRecord, Checkpoint, CheckpointId, Digest, DiskImage, EgressPolicy, GuestContext, Home, LayerName,
+    LayerRef, Lineage, MachineShape, Origin, SandboxId, TeamId, TemplateId, checkpoint::CHECKPOINT_FORMAT,
 };
 
 use super::world::{In, World};
@@ -252,6 +252,52 @@ async fn what_a_cache_keeps_stays_until_it_is_forgotten() {
     until(|| !home.layer(&old).exists()).await;
     assert!(!record(&old).exists());
     assert!(home.layer(&kept).exists());
+}
+
+#[tokio::test]
+async fn notes_that_nothing_needs_go_and_others_stay() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let home = scene.home();
+    let [cached, launched, unneeded, recent] =
+        [b"cached", b"launch", b"unused", b"recent"].map(|of| Digest::of(of));
+    let name = LayerName::Digest;
+    for digest in [cached, launched, unneeded, recent] {
+        std::fs::write(home.remote_layer(&name(digest)), "{}").unwrap();
+    }
+    std::fs::write(home.cache().join(name(cached).file_name()), "").unwrap();
+    let hours_ago = std::time::SystemTime::now() - Duration::from_secs(3 * 3600);
+    for digest in [cached, launched, unneeded] {
+        let note = std::fs::File::options().append(true).open(home.remote_layer(&name(digest))).unwrap();
+        note.set_modified(hours_ago).unwrap();
+    }
+    // A sandbox runs on one. Where its bytes are matters to blockd only.
+    std::fs::write(home.layer(&name(launched)), "7").unwrap();
+    let request = scene.request(LONG);
+    let mut checkpoint = Checkpoint::clone(&request.checkpoint);
+    checkpoint.id = CheckpointId::random();
+    checkpoint.disks[0].layers = vec![LayerRef { name: name(launched), size: 1 }];
+    let id = node.create(CreateRequest { checkpoint: Arc::new(checkpoint), ..request }).await.unwrap().id;
+
+    let hour = Duration::from_secs(3600);
+    assert_eq!(node.unneeded_notes(hour).await.unwrap(), [unneeded]);
+    // Only what is asked for goes, and nothing that is needed by then.
+    assert_eq!(node.remove_notes(vec![], hour).await.unwrap(), 0);
+    let all = vec![cached, launched, unneeded, recent];
+    assert_eq!(node.remove_notes(all, hour).await.unwrap(), 1);
+    for digest in [cached, launched, recent] {
+        assert!(home.remote_layer(&name(digest)).exists());
+    }
+    assert!(!home.remote_layer(&name(unneeded)).exists());
+    node.kill(&team(), &id).await.unwrap();
+    let unneeded = async {
+        while node.unneeded_notes(hour).await.unwrap() != [launched] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), unneeded)
+        .await
+        .expect("nothing needs the sandbox's note now");
 }
 
 #[tokio::test]
