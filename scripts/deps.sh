@@ -8,7 +8,7 @@ run_packages=(
   qemu-system-x86 e2fsprogs iproute2 nftables               # running
   mmdebstrap curl ca-certificates zstd cpio xz-utils        # kernel and base image
 )
-test_packages=(busybox-static docker-registry openssl skopeo python3-venv)
+test_packages=(busybox-static docker-registry fuse3 openssl skopeo python3-venv)
 
 packages=("${run_packages[@]}")
 if [ "${1:-run}" = test ]; then packages+=("${test_packages[@]}"); fi

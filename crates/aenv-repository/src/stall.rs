@@ -19,14 +19,16 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// As for a request to an object store.
-const BOUND: Duration = Duration::from_secs(30);
+/// As for a request to an object store, with all its attempts.
+const BOUND: Duration = Duration::from_secs(15);
 /// Whole blobs are given a second more for each of so many bytes.
 const BYTES_PER_SECOND: u64 = 1 << 20;
 /// Operations that may be under way, or stuck.
 const AT_ONCE: usize = 64;
-/// Entries of a listing that nobody has read yet.
+/// Entries of a listing, or parts of a blob, that nobody has read yet.
 const LISTED: usize = 256;
+/// Bytes that are read at once.
+const WHOLE: u64 = 4 << 20;
 
 /// How long operations on a folder are waited for. Clones share their turns.
 #[derive(Clone, Debug)]
@@ -100,6 +102,17 @@ impl<S: ObjectStore> fmt::Display for Patient<S> {
     }
 }
 
+/// What is known of an object besides its bytes.
+fn without_bytes(found: &GetResult) -> GetResult {
+    GetResult {
+        payload: GetResultPayload::Stream(stream::empty().boxed()),
+        meta: found.meta.clone(),
+        range: found.range.clone(),
+        attributes: found.attributes.clone(),
+        extensions: found.extensions.clone(),
+    }
+}
+
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for Patient<S> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
@@ -115,18 +128,25 @@ impl<S: ObjectStore> ObjectStore for Patient<S> {
         })
     }
 
-    /// Reads the whole of what was asked for; documents are small.
+    /// A document is read whole. What is larger, a blob that is checked, comes in parts, each of them within the bound.
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (store, location) = (Arc::clone(&self.store), location.clone());
         let read = async move {
             let found = store.get_opts(&location, options).await?;
-            let (meta, range) = (found.meta.clone(), found.range.clone());
-            let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
-            let bytes = found.bytes().await?;
-            let payload = GetResultPayload::Stream(stream::iter([Ok(bytes)]).boxed());
-            Ok(GetResult { payload, meta, range, attributes, extensions })
+            if found.range.end - found.range.start > WHOLE {
+                return Ok((false, found));
+            }
+            let told = without_bytes(&found);
+            let bytes = stream::iter([Ok(found.bytes().await?)]).boxed();
+            Ok::<_, Error>((true, GetResult { payload: GetResultPayload::Stream(bytes), ..told }))
         };
-        self.patience.wait(read).await?
+        let (whole, found) = self.patience.wait(read).await??;
+        if whole {
+            return Ok(found);
+        }
+        let told = without_bytes(&found);
+        let parts = self.told(found.into_stream());
+        Ok(GetResult { payload: GetResultPayload::Stream(parts), ..told })
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
@@ -210,6 +230,10 @@ mod tests {
         store.put(&path, PutPayload::from_static(b"text")).await.unwrap();
         assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap().as_ref(), b"text");
         assert_eq!(store.head(&path).await.unwrap().size, 4);
+        let large = vec![7; WHOLE as usize + 1];
+        store.put(&Path::from("large"), PutPayload::from(large.clone())).await.unwrap();
+        assert_eq!(store.get(&Path::from("large")).await.unwrap().bytes().await.unwrap(), large);
+        store.delete(&Path::from("large")).await.unwrap();
         let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
         assert_eq!(listed.len(), 1);
         store.delete(&path).await.unwrap();
