@@ -93,6 +93,11 @@ impl Checkpoints {
         self.held.lock().until.insert(id.clone(), Instant::now() + time);
     }
 
+    /// Keeps it no longer for whoever was given it.
+    pub(crate) fn release(&self, id: &CheckpointId) {
+        self.held.lock().until.remove(id);
+    }
+
     /// Manifests that somebody holds.
     pub(crate) fn pinned(&self) -> HashSet<CheckpointId> {
         let mut held = self.held.lock();

@@ -307,6 +307,13 @@ impl Orchestrator {
         self.node.registry.of_team(team, id)?.ask(|reply| Command::Capture { mode, reply }).await
     }
 
+    /// Whoever was given a checkpoint by [`Self::capture`] has published it, or will not: it goes when nothing else needs it. One that
+    /// nobody releases goes after an hour.
+    pub fn release(&self, checkpoint: &CheckpointId) {
+        self.node.checkpoints.release(checkpoint);
+        self.node.garbage.notify_one();
+    }
+
     /// Goes on from an earlier checkpoint of the same sandbox, with the same id.
     pub async fn rollback(
         &self,

@@ -440,6 +440,23 @@ async fn a_capture_waits_for_no_merge_unless_a_stack_gets_too_deep() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_that_was_released_goes_and_captures_go_on_from_its_layers() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    scene.world.write(&id, 5);
+    let taken = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+    let manifest = scene.home().checkpoint(&taken.id);
+    assert!(manifest.exists());
+    node.release(&taken.id);
+    until(|| !manifest.exists()).await;
+    // The next capture has only what changed since.
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    resume(&node, &id).await.unwrap();
+    assert_eq!(scene.world.values(&id), Some((5, 5)));
+}
+
+#[tokio::test]
 async fn a_fork_launches_children_with_identities_of_their_own() {
     let scene = Scene::new();
     let node = scene.start().await.unwrap();

@@ -47,7 +47,10 @@ async fn take(
         let name = body.name.as_deref().filter(|name| !name.is_empty());
         let _turn = limits::publish(&state, &caller, Published::Snapshot, name).await?;
         let checkpoint = state.orchestrator.capture(&caller.team, &id, mode).await?;
-        let snapshot = state.templates.catalog.publish_snapshot(&caller.team, checkpoint, name).await?;
+        let captured = checkpoint.id.clone();
+        let published = state.templates.catalog.publish_snapshot(&caller.team, checkpoint, name).await;
+        state.orchestrator.release(&captured);
+        let snapshot = published?;
         state.events.push(Event::info(&caller.team, &id, "snapshot taken").with("snapshot", &snapshot.id));
         let made = Extension(Made(snapshot.id.clone()));
         Ok::<_, Failure>((StatusCode::CREATED, made, Json(convert::snapshot(&snapshot))).into_response())

@@ -300,7 +300,10 @@ impl Run<'_> {
 
     async fn keep(&self, cache: &StepCache, key: &Key, sandbox: &SandboxView, context: &Context) {
         match self.parts.orchestrator.capture(self.team, &sandbox.id, CaptureMode::Filesystem).await {
-            Ok(captured) => cache.keep(key, &Cached { disks: captured.disks, context: context.clone() }),
+            Ok(captured) => {
+                cache.keep(key, &Cached { disks: captured.disks, context: context.clone() });
+                self.parts.orchestrator.release(&captured.id);
+            }
             Err(error) => tracing::warn!(sandbox = %sandbox.id, %error, "a step's result is not cached"),
         }
     }
@@ -336,6 +339,7 @@ impl Run<'_> {
         let lineage = self.lineage(captured.lineage.parent.clone());
         let checkpoint = Checkpoint { shape, guest: guest_context, lineage, ..captured };
         let committed = self.parts.catalog.repository().commit(&checkpoint).await;
+        self.parts.orchestrator.release(&checkpoint.id);
         committed.map(|checkpoint| checkpoint.id).map_err(|e| at_end(e.to_string()))
     }
 
