@@ -10,7 +10,7 @@ from e2b import Sandbox
 from guest import get
 
 PORT = 8765
-MANY = 1000
+MANY = 3000
 #: Handshakes at once: the guest's CPU is emulated.
 AT_ONCE = 50
 #: What the server may grow by for each: two connections, their buffers and their tasks.
@@ -45,13 +45,13 @@ asyncio.run(main())
 
 
 @pytest.mark.compat("http", "WebSocket")
-def test_a_thousand_live_and_break_with_the_sandbox(server):
+def test_thousands_live_and_break_with_the_sandbox(server):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sandbox = Sandbox.create("base", timeout=LONG)
     try:
         sandbox.files.write("/tmp/echo.py", ECHO.replace("PORT", str(PORT)))
-        sandbox.commands.run("ulimit -n 4096; exec python3 -IS /tmp/echo.py", user="root", background=True, timeout=0)
+        sandbox.commands.run("ulimit -n 8192; exec python3 -IS /tmp/echo.py", user="root", background=True, timeout=0)
         wait_for("the guest's server", lambda: get(server, sandbox, PORT)[0] == 200, 90)
         before = server.memory_kib("server", "VmRSS")
         asyncio.run(live(server, sandbox, before))
