@@ -60,7 +60,7 @@ def test_a_folder_that_stalls(node, folder):
     folder.stall()
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        # More than the threads that may hang in the folder would be enough to stop a server that does not count them.
+        # Several at once, each of which hangs in the folder.
         waiting = [pool.submit(create, node, f"never-heard-of-{number}") for number in range(16)]
         waiting += [pool.submit(snapshot, node, id)]
         assert run("echo", "here") == "here\n"

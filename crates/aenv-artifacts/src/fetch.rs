@@ -159,30 +159,25 @@ impl Fetcher {
             .map_err(FetchError::Client)?;
         let mut reasons = Vec::new();
         for url in &wanted.urls {
-            let begun = transfer::length(part);
-            match begun {
-                0 => say(&format!("fetching {url}")),
-                _ => say(&format!("fetching {url} from byte {begun} on")),
-            }
-            match self.transfer(&client, url, wanted, part, say).await {
-                // What was begun may have been of another file.
-                Err(Stop::Failed(FetchError::Digest { .. })) if begun > 0 => {
-                    say(&format!(
+            loop {
+                let begun = transfer::length(part);
+                match begun {
+                    0 => say(&format!("fetching {url}")),
+                    _ => say(&format!("fetching {url} from byte {begun} on")),
+                }
+                match self.transfer(&client, url, wanted, part, say).await {
+                    Ok(()) => return Ok(()),
+                    // What was begun may have been of another file. It is removed, so that this happens once.
+                    Err(Stop::Failed(FetchError::Digest { .. })) if begun > 0 => say(&format!(
                         "what an earlier run left of {} does not fit: fetching it whole",
                         wanted.file
-                    ));
+                    )),
+                    Err(Stop::Failed(error)) => return Err(error),
+                    Err(Stop::Next(reason)) => {
+                        reasons.push(format!("{url}: {reason}"));
+                        break;
+                    }
                 }
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Next(reason)) => {
-                    reasons.push(format!("{url}: {reason}"));
-                    continue;
-                }
-                Ok(()) => return Ok(()),
-            }
-            match self.transfer(&client, url, wanted, part, say).await {
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Next(reason)) => reasons.push(format!("{url}: {reason}")),
-                Ok(()) => return Ok(()),
             }
         }
         let reasons =

@@ -11,6 +11,7 @@ pub mod client;
 pub mod daemon;
 pub mod exports;
 pub mod launch;
+pub mod limits;
 pub mod protocol;
 
 pub use client::Client;
@@ -19,3 +20,4 @@ pub use exports::{
     DiskExport, Export, ExportChoice, ExportError, ExportInfo, ExportKind, Exports, MemoryExport, Sealed,
 };
 pub use launch::{LaunchError, launch};
+pub use limits::raise_open_files;

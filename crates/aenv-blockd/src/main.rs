@@ -11,7 +11,6 @@ use aenv_blockd::{
 };
 use anyhow::Context;
 use clap::Parser;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -84,11 +83,7 @@ fn prepare() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::warn!(%error, "not protected from the OOM killer");
     }
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
+    aenv_blockd::raise_open_files();
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {

@@ -27,8 +27,6 @@ const BYTES_PER_SECOND: u64 = 1 << 20;
 const AT_ONCE: usize = 64;
 /// Entries of a listing, or parts of a blob, that nobody has read yet.
 const LISTED: usize = 256;
-/// Bytes that are read at once.
-const WHOLE: u64 = 4 << 20;
 
 /// How long operations on a folder are waited for. Clones share their turns.
 #[derive(Clone, Debug)]
@@ -102,17 +100,6 @@ impl<S: ObjectStore> fmt::Display for Patient<S> {
     }
 }
 
-/// What is known of an object besides its bytes.
-fn without_bytes(found: &GetResult) -> GetResult {
-    GetResult {
-        payload: GetResultPayload::Stream(stream::empty().boxed()),
-        meta: found.meta.clone(),
-        range: found.range.clone(),
-        attributes: found.attributes.clone(),
-        extensions: found.extensions.clone(),
-    }
-}
-
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for Patient<S> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
@@ -128,25 +115,14 @@ impl<S: ObjectStore> ObjectStore for Patient<S> {
         })
     }
 
-    /// A document is read whole. What is larger, a blob that is checked, comes in parts, each of them within the bound.
+    /// The bytes come in parts, each of them within the bound.
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (store, location) = (Arc::clone(&self.store), location.clone());
-        let read = async move {
-            let found = store.get_opts(&location, options).await?;
-            if found.range.end - found.range.start > WHOLE {
-                return Ok((false, found));
-            }
-            let told = without_bytes(&found);
-            let bytes = stream::iter([Ok(found.bytes().await?)]).boxed();
-            Ok::<_, Error>((true, GetResult { payload: GetResultPayload::Stream(bytes), ..told }))
-        };
-        let (whole, found) = self.patience.wait(read).await??;
-        if whole {
-            return Ok(found);
-        }
-        let told = without_bytes(&found);
-        let parts = self.told(found.into_stream());
-        Ok(GetResult { payload: GetResultPayload::Stream(parts), ..told })
+        let found = self.patience.wait(async move { store.get_opts(&location, options).await }).await??;
+        let (meta, range) = (found.meta.clone(), found.range.clone());
+        let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
+        let payload = GetResultPayload::Stream(self.told(found.into_stream()));
+        Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
@@ -230,7 +206,7 @@ mod tests {
         store.put(&path, PutPayload::from_static(b"text")).await.unwrap();
         assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap().as_ref(), b"text");
         assert_eq!(store.head(&path).await.unwrap().size, 4);
-        let large = vec![7; WHOLE as usize + 1];
+        let large = vec![7; (4 << 20) + 1];
         store.put(&Path::from("large"), PutPayload::from(large.clone())).await.unwrap();
         assert_eq!(store.get(&Path::from("large")).await.unwrap().bytes().await.unwrap(), large);
         store.delete(&Path::from("large")).await.unwrap();

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use aenv_types::Home;
 use anyhow::Context;
 use chrono::Utc;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -34,18 +33,10 @@ use crate::{
 /// Images that are published at the same time: each keeps a core busy and a disk.
 const PUBLISHING: usize = 2;
 
-/// Each connection through the proxy holds two descriptors: as many as the host allows.
-fn raise_open_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
-}
-
 /// Runs the server to its end.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    raise_open_files();
+    // Each connection through the proxy holds two descriptors.
+    aenv_blockd::raise_open_files();
     let home = node::home(&config);
     let node = node::open(&config, &home).await?;
     let db = Db::open(&home.path().join("server.db"))?;
