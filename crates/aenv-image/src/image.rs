@@ -1,9 +1,11 @@
 //! What a pull takes and gives.
 
-use std::fmt;
+use aenv_remote::{AwsKey, Credentials, DEFAULT_TABLE_BYTES};
+use aenv_store::SourceError;
+use aenv_types::{Digest, GuestContext, LayerRef, Token};
+use serde::{Deserialize, Serialize};
 
-use aenv_remote::DEFAULT_TABLE_BYTES;
-use aenv_types::{Digest, GuestContext, LayerRef};
+use crate::ImageError;
 
 /// An image, ready to boot.
 #[derive(Clone, Debug)]
@@ -56,13 +58,35 @@ pub enum PullProgress {
     },
 }
 
-/// Registry credentials of one pull.
-#[derive(Clone)]
-pub struct RegistryAuth {
-    /// User.
-    pub username: String,
-    /// Password or token.
-    pub password: aenv_types::Token,
+/// As whom a registry is asked in one pull. Serialized it holds the secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RegistryAuth {
+    /// As a user.
+    Password {
+        /// User.
+        username: String,
+        /// Password or token.
+        password: Token,
+    },
+    /// As whom Amazon says for this key.
+    Aws(AwsKey),
+}
+
+impl RegistryAuth {
+    /// User and password, of which those for a key of Amazon's are fetched.
+    pub(crate) async fn credentials(&self, reference: &str) -> Result<Credentials, ImageError> {
+        let reference = || reference.to_owned();
+        match self {
+            Self::Password { username, password } => {
+                Ok(Credentials { user: username.clone(), password: password.expose().to_owned() })
+            }
+            Self::Aws(key) => key.login().await.map_err(|error| match error {
+                SourceError::Denied { message, .. } => ImageError::Denied { reference: reference(), message },
+                other => ImageError::Unreachable { reference: reference(), message: other.to_string() },
+            }),
+        }
+    }
 }
 
 /// Limits against hostile layers.
@@ -76,12 +100,6 @@ pub struct ImageLimits {
     pub layers: usize,
     /// Bytes of the index and of the jump table of a layer in overlaybd format, which are held in memory.
     pub table_bytes: u64,
-}
-
-impl fmt::Debug for RegistryAuth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegistryAuth").field("username", &self.username).finish_non_exhaustive()
-    }
 }
 
 impl Default for ImageLimits {

@@ -5,6 +5,8 @@
 //! is tried again, a few times, after pauses that double and vary. What will not (refused, missing, not the bytes that were asked
 //! for) is an error at once.
 //!
+//! Also the credentials that registries are read with: docker's, and those that Amazon gives out for a key ([`AwsKey`]).
+//!
 //! This room keeps nothing (the cache is a stage of its own) and knows no layers.
 
 #![forbid(unsafe_code)]
@@ -12,12 +14,14 @@
 mod bounds;
 mod challenge;
 mod credentials;
+mod ecr;
 mod location;
 mod object;
 mod registry;
 
 pub use bounds::Bounds;
 pub use credentials::DockerConfig;
+pub use ecr::{AwsKey, InvalidAwsKey};
 pub use location::{
     CacheSettings, DEFAULT_TABLE_BYTES, Location, Login, Place, Remotes, S3Config, StoreConfig,
 };

@@ -321,7 +321,7 @@ fn parse_token(bytes: &[u8]) -> Option<TokenAnswer> {
     (!token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())).then_some(TokenAnswer(token))
 }
 
-async fn send(request: RequestBuilder) -> Result<Response, Failure> {
+pub(crate) async fn send(request: RequestBuilder) -> Result<Response, Failure> {
     request.send().await.map_err(|error| {
         let message = error.to_string();
         if error.is_redirect() || error.is_builder() {
@@ -358,7 +358,7 @@ fn refusal(response: &Response) -> Option<Failure> {
 }
 
 /// The body, which may have so many bytes.
-async fn body(mut response: Response, most: usize) -> Result<Bytes, Failure> {
+pub(crate) async fn body(mut response: Response, most: usize) -> Result<Bytes, Failure> {
     let mut bytes = BytesMut::new();
     loop {
         match response.chunk().await {
@@ -377,7 +377,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 }
 
 /// What a stranger said, for a message.
-fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     text.chars().take(100).collect()
 }
 

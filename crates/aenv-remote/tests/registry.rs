@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_remote::{BlobName, Bounds, Credentials, Identity, RegistryClient, RegistrySource};
+use aenv_remote::{AwsKey, BlobName, Bounds, Credentials, Identity, RegistryClient, RegistrySource};
 use aenv_store::{BlockSource, SourceError};
 use tokio::runtime::Runtime;
 
@@ -255,4 +255,78 @@ fn a_registry_that_stays_away_is_an_error_in_time() {
     assert!(started.elapsed() < Duration::from_secs(60));
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     assert!(matches!(read(&reading.source(nobody)), Err(SourceError::Away { .. })));
+}
+
+const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+
+/// A login for ECR from a server that answers like this; each attempt is told at once.
+fn login(port: u16) -> Result<Credentials, SourceError> {
+    let key = AwsKey::new("AKIAEXAMPLE".to_owned(), SECRET.to_owned(), "eu-central-1".to_owned()).unwrap();
+    let pause = Duration::from_millis(1);
+    let bounds = Bounds { attempts: 3, pause, ..Bounds::default() };
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(key.login_at(&format!("http://127.0.0.1:{port}"), bounds))
+}
+
+#[test]
+fn amazon_gives_a_password_for_a_key() {
+    let server = Server::start(|number, _| match number {
+        0 => answer(
+            "400 Bad Request",
+            "",
+            br#"{"__type":"com.amazon#ThrottlingException","message":"slowly"}"#,
+        ),
+        1 => answer("503 Service Unavailable", "", b"<html>"),
+        // "AWS:pass:word"
+        _ => answer(
+            "200 OK",
+            "",
+            br#"{"authorizationData":[{"authorizationToken":"QVdTOnBhc3M6d29yZA==","expiresAt":1.7E9}]}"#,
+        ),
+    });
+    let credentials = login(server.port).unwrap();
+    assert_eq!((credentials.user.as_str(), credentials.password.as_str()), ("AWS", "pass:word"));
+    let asked = server.asked();
+    assert_eq!((asked.len(), asked[2].0.as_str()), (3, "POST / HTTP/1.1"));
+    let operation = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken";
+    assert_eq!(asked[2].header("x-amz-target"), Some(operation));
+    let signature = asked[2].header("authorization").unwrap();
+    assert!(signature.starts_with("AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/"), "{signature}");
+    assert!(
+        signature.contains("/eu-central-1/ecr/aws4_request, SignedHeaders=content-type;host;"),
+        "{signature}"
+    );
+    assert!(!format!("{asked:?}").contains(SECRET));
+}
+
+#[test]
+fn whatever_amazon_answers_is_a_typed_error() {
+    type Check = fn(&SourceError) -> bool;
+    let denied: Check = |error| matches!(error, SourceError::Denied { .. });
+    let away: Check = |error| matches!(error, SourceError::Away { .. });
+    let remote: Check = |error| matches!(error, SourceError::Remote { .. });
+    let corrupt: Check = |error| matches!(error, SourceError::Corrupt { .. });
+    let unknown = br#"{"__type":"UnrecognizedClientException","message":"The security token is invalid."}"#;
+    let long = vec![b' '; 70 << 10];
+    let cases: [(&str, &[u8], &str, Check); 9] = [
+        ("400 Bad Request", unknown, "UnrecognizedClientException The security token is invalid.", denied),
+        ("403 Forbidden", b"<html>", "403", denied),
+        ("301 Moved Permanently", b"", "301", remote),
+        ("500 Internal Server Error", b"", "tried 3 times", away),
+        ("200 OK", b"<html>", "no login", remote),
+        ("200 OK", br#"{"authorizationData":[]}"#, "no login", remote),
+        ("200 OK", br#"{"authorizationData":[{"authorizationToken":"!"}]}"#, "no login", remote),
+        // "AWS" without a password
+        ("200 OK", br#"{"authorizationData":[{"authorizationToken":"QVdT"}]}"#, "no login", remote),
+        ("200 OK", &long, "more than", corrupt),
+    ];
+    for (status, body, expected, check) in cases {
+        let response = answer(status, "Location: http://127.0.0.1:9/\r\n", body);
+        let server = Server::start(move |_, _| response.clone());
+        let error = login(server.port).unwrap_err();
+        assert!(check(&error) && error.to_string().contains(expected), "{status}: {error:?}");
+        assert!(!format!("{error:?}").contains(SECRET));
+    }
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    assert!(away(&login(nobody).unwrap_err()));
 }

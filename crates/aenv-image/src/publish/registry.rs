@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use aenv_remote::{Credentials, DockerConfig};
+use aenv_remote::DockerConfig;
 use aenv_types::Digest;
 use futures::TryStreamExt;
 use oci_client::{Client, Reference, client::ClientConfig, errors::OciDistributionError};
@@ -49,9 +49,7 @@ impl RegistryTarget {
         registry::check_allowed(&host, name, settings)?;
         let credentials = match identity {
             PublishAs::Nobody => None,
-            PublishAs::Known(auth) => {
-                Some(Credentials { user: auth.username.clone(), password: auth.password.expose().to_owned() })
-            }
+            PublishAs::Known(auth) => Some(auth.credentials(name).await?),
             PublishAs::Docker => DockerConfig::load(settings.docker_config.as_deref()).find(&host).await,
         };
         // What bounds a transfer here is that it goes on.

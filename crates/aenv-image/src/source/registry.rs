@@ -47,12 +47,13 @@ pub(crate) struct Registry {
     reference: String,
     /// As whom it is asked.
     credentials: Option<Credentials>,
-    /// Whether those were given for this image; otherwise they are docker's.
-    given: Given,
+    /// Whether later reads need to know them.
+    noted: Noted,
 }
 
+/// Those that were given for this image and last. Docker's are looked up for each read, and so are those that last for hours only.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Given {
+enum Noted {
     Yes,
     No,
 }
@@ -87,18 +88,21 @@ impl Registry {
             let image: Reference = full_name.parse().map_err(|_| ImageError::Reference(full_name.clone()))?;
             let host = image.registry().to_owned();
             check_allowed(&host, &full_name, settings)?;
-            let (credentials, given) = match auth {
+            let (credentials, noted) = match auth {
                 // Credentials are for one registry; of several search registries only the first gets them.
                 Some(auth) if found.is_empty() => {
-                    let (user, password) = (auth.username.clone(), auth.password.expose().to_owned());
-                    (Some(Credentials { user, password }), Given::Yes)
+                    let noted = match auth {
+                        RegistryAuth::Password { .. } => Noted::Yes,
+                        RegistryAuth::Aws(_) => Noted::No,
+                    };
+                    (Some(auth.credentials(&full_name).await?), noted)
                 }
-                _ => (docker.find(&host).await, Given::No),
+                _ => (docker.find(&host).await, Noted::No),
             };
             let client = Client::new(config(&host));
             client.store_auth_if_needed(image.resolve_registry(), &login(credentials.as_ref())).await;
             let reference = image.whole();
-            found.push(Self { client, image, reference, credentials, given });
+            found.push(Self { client, image, reference, credentials, noted });
         }
         Ok(found)
     }
@@ -310,8 +314,8 @@ impl ImageSource for Registry {
     }
 
     fn place(&self, layer: &LayerBlob) -> Result<Place, LayerError> {
-        let login = match (self.given, &self.credentials) {
-            (Given::Yes, Some(known)) => {
+        let login = match (self.noted, &self.credentials) {
+            (Noted::Yes, Some(known)) => {
                 Some(Login { user: known.user.clone(), password: known.password.clone() })
             }
             _ => None,

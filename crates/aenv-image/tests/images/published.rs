@@ -36,7 +36,7 @@ fn image(node: &Node) -> String {
 }
 
 fn auth() -> RegistryAuth {
-    RegistryAuth { username: "tester".into(), password: Token::from("secret".to_owned()) }
+    RegistryAuth::Password { username: "tester".into(), password: Token::from("secret".to_owned()) }
 }
 
 async fn convert(

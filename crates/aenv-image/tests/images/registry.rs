@@ -117,7 +117,7 @@ async fn credentials_come_from_the_caller_or_from_docker() {
     let result = node.pull(&name).await;
     assert!(matches!(result, Err(ImageError::Denied { .. })), "{result:?}");
     let auth = |password: &str| {
-        Some(RegistryAuth { username: "tester".into(), password: Token::from(password.to_owned()) })
+        Some(RegistryAuth::Password { username: "tester".into(), password: Token::from(password.to_owned()) })
     };
     let reference = name.parse().unwrap();
     let result = node.images.pull(&reference, auth("wrong"), &|_| {}).await;

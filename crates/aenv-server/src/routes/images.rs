@@ -99,7 +99,7 @@ fn destination(
 }
 
 fn auth(user: RegistryUser) -> RegistryAuth {
-    RegistryAuth { username: user.username, password: Token::from(user.password) }
+    RegistryAuth::Password { username: user.username, password: Token::from(user.password) }
 }
 
 fn compression(wanted: ImageCompression) -> Compression {

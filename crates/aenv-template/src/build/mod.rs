@@ -39,7 +39,7 @@ use self::log::LogFile;
 pub use self::{
     cache::cached,
     log::{BuildLog, LogLevel},
-    start::{BuildStart, RegistryCredentials, Source, StepKind, TemplateStep},
+    start::{BuildStart, Source, StepKind, TemplateStep},
     upload::{UploadGrant, Uploads},
 };
 

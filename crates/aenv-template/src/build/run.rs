@@ -137,8 +137,8 @@ impl Run<'_> {
         match &self.start.source {
             Source::Image { reference, credentials } => {
                 self.info("base", &format!("FROM {reference}"));
-                let auth = credentials.as_ref().map(super::RegistryCredentials::auth);
-                let image = self.parts.images.pull(reference, auth, &|progress| self.show(&progress)).await?;
+                let show = |progress| self.show(&progress);
+                let image = self.parts.images.pull(reference, credentials.clone(), &show).await?;
                 // The filesystem of an image in overlaybd format has the size that its maker gave it.
                 let size = shape.disk_bytes().max(image.disk_size);
                 let disk = DiskImage { drive: "root".to_owned(), size, layers: image.layers };

@@ -1,7 +1,6 @@
 //! What a build is started with.
 
 use aenv_image::{ImageReference, RegistryAuth};
-use aenv_types::Token;
 use serde::{Deserialize, Serialize};
 
 use crate::TemplateError;
@@ -30,28 +29,13 @@ pub enum Source {
         /// Its reference.
         reference: ImageReference,
         /// Credentials for its registry.
-        credentials: Option<RegistryCredentials>,
+        credentials: Option<RegistryAuth>,
     },
     /// Another template.
     Template {
         /// Its reference.
         reference: String,
     },
-}
-
-/// Credentials for one registry.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RegistryCredentials {
-    /// User.
-    pub username: String,
-    /// Password or token.
-    pub password: Token,
-}
-
-impl RegistryCredentials {
-    pub(crate) fn auth(&self) -> RegistryAuth {
-        RegistryAuth { username: self.username.clone(), password: self.password.clone() }
-    }
 }
 
 /// One step.

@@ -4,7 +4,9 @@ use aenv_api::{
     ApiError, BuildStatusReason, ErrorBody, RegistryLogin, TemplateBuildInfo, TemplateBuildLogs,
     TemplateBuildRequest, TemplateBuildRequested, TemplateBuildStart,
 };
-use aenv_template::{BuildStart, NewBuild, Reference, RegistryCredentials, Source, TagName, TemplateStep};
+use aenv_image::RegistryAuth;
+use aenv_remote::AwsKey;
+use aenv_template::{BuildStart, NewBuild, Reference, Source, TagName, TemplateStep};
 use aenv_types::{BuildId, MachineShape, TemplateId, Token};
 use axum::{
     Extension, Json as Answer, Router,
@@ -120,20 +122,19 @@ async fn start(
     Ok(StatusCode::ACCEPTED)
 }
 
-fn credentials(login: RegistryLogin) -> Result<RegistryCredentials, ApiError> {
+fn credentials(login: RegistryLogin) -> Result<RegistryAuth, ApiError> {
+    let password =
+        |username: String, password| RegistryAuth::Password { username, password: Token::from(password) };
     match login {
-        RegistryLogin::Registry { username, password } => {
-            Ok(RegistryCredentials { username, password: Token::from(password) })
-        }
+        RegistryLogin::Registry { username, password: secret } => Ok(password(username, secret)),
         // Google's registries take a service account's key as the password of this user.
-        RegistryLogin::Gcp { service_account_json } => Ok(RegistryCredentials {
-            username: "_json_key".to_owned(),
-            password: Token::from(service_account_json),
-        }),
-        RegistryLogin::Aws { .. } => Err(ApiError::bad_request(
-            "fromImageRegistry of type aws is not supported; pass the user AWS and the output of `aws ecr get-login-password` as type registry",
-        )
-        .with_code("registry_type_unsupported")),
+        RegistryLogin::Gcp { service_account_json } => {
+            Ok(password("_json_key".to_owned(), service_account_json))
+        }
+        RegistryLogin::Aws { aws_access_key_id, aws_secret_access_key, aws_region } => {
+            let key = AwsKey::new(aws_access_key_id, aws_secret_access_key, aws_region);
+            key.map(RegistryAuth::Aws).map_err(|error| ApiError::bad_request(error.to_string()))
+        }
     }
 }
 
