@@ -62,8 +62,9 @@ def free_port():
 class Server:
     """An aenv-server process on a home of its own."""
 
-    def __init__(self, home, runtime, settings=()):
+    def __init__(self, home, runtime, settings=(), variables=None):
         self.home, self.runtime, self.settings = Path(home), Path(runtime), list(settings)
+        self.variables = variables or {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.home / "server.log"
@@ -78,6 +79,7 @@ class Server:
 
     def start(self, crash_point=None, wait=True):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("AENV_", "E2B_"))}
+        env.update(self.variables)
         if crash_point:
             env["AENV_CRASH_POINT"] = crash_point
         flags = ["--listen", f"127.0.0.1:{self.port}"]
@@ -233,10 +235,10 @@ def network_name(home):
 
 
 @contextlib.contextmanager
-def own_server(settings, home=None):
+def own_server(settings, home=None, variables=None):
     """A server that has no template of its own yet; nothing of it stays."""
     home = home or tempfile.mkdtemp(prefix="aenv-test-", dir="/var/tmp")
-    instance = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings)
+    instance = Server(home, tempfile.mkdtemp(prefix="aenv-test-", dir="/run"), settings, variables)
     try:
         instance.setup()
         yield instance.start()
@@ -248,10 +250,10 @@ def own_server(settings, home=None):
 
 
 @contextlib.contextmanager
-def running_server(home, settings):
+def running_server(home, settings, variables=None):
     """A server on this home with the template `base`; nothing of it stays."""
     assert IMAGE.exists(), f"{IMAGE} does not exist: run `make image` first"
-    with own_server(settings, home) as instance:
+    with own_server(settings, home, variables) as instance:
         instance.cli("pull", f"oci:{IMAGE}", "--name", "base", "--cpu", "1", "--memory", "512")
         yield instance
 
@@ -269,8 +271,10 @@ def server():
             "snapshot.gc_interval_secs=0",
             f"network.egress.extra_ca={test_ca}",
         ]
-        with running_server(home, settings) as instance:
-            instance.test_ca = test_ca
+        # Where a test may listen in Amazon's place.
+        ecr = f"http://127.0.0.1:{free_port()}"
+        with running_server(home, settings, {"AWS_ENDPOINT_URL_ECR": ecr}) as instance:
+            instance.test_ca, instance.ecr = test_ca, ecr
             # For the SDK's calls in this process: they go to this server, whichever others are started.
             os.environ.update(instance.env)
             yield instance

@@ -1,32 +1,11 @@
 """An image is converted once and published; a template is built on it where it is, and boots without fetching it."""
 
-import contextlib
 import json
-import re
-import subprocess
-import threading
 
 import pytest
 
 from conftest import IMAGE, own_server
-
-
-@contextlib.contextmanager
-def registry(folder):
-    """A registry on the loopback interface; gives its port."""
-    config = folder / "config.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: info, accesslog: {{disabled: true}}}}\n"
-        f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\nhttp: {{addr: '127.0.0.1:0'}}\n"
-    )
-    process = subprocess.Popen(["docker-registry", "serve", config], stderr=subprocess.PIPE, text=True)
-    try:
-        port = next(filter(None, (re.search(r"listening on 127.0.0.1:(\d+)", line) for line in process.stderr)))[1]
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield int(port)
-    finally:
-        process.kill()
-        process.wait()
+from registry import registry
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ impl std::fmt::Debug for RegistryLogin {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TemplateStep {
-    /// `COPY`, `ENV`, `RUN`, `USER` or `WORKDIR`.
+    /// `COPY`, `ENV` (or `ARG`), `EXPOSE`, `RUN`, `USER` or `WORKDIR`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Its arguments.

@@ -28,6 +28,7 @@ mod source;
 mod tarball;
 
 pub use aenv_layer::Compression;
+pub use aenv_remote::{AwsKey, InvalidAwsKey};
 pub use error::ImageError;
 pub use image::{ImageLimits, ImageSettings, PullProgress, PulledImage, RegistryAuth};
 pub use publish::{Destination, PublishAs, PublishProgress, Published};

@@ -17,7 +17,8 @@ pub mod name;
 pub mod upkeep;
 
 pub use build::{
-    BuildLog, BuildStart, BuildView, Builds, LogLevel, Source, StepKind, TemplateStep, Uploads, cached,
+    BuildLog, BuildStart, BuildView, Builds, LogLevel, LogOrder, LogQuery, Source, StepKind, TemplateStep,
+    Uploads, cached,
 };
 pub use catalog::{Catalog, NewBuild, Resolved, Snapshot};
 pub use document::{Build, BuildStatus, Kind, Tag, Template};

@@ -38,6 +38,8 @@ pub(super) fn classify(
     let lives = record.launched.is_some()
         && traces.vm.as_ref().is_some_and(|(generation, _)| *generation == record.generation);
     match &record.phase {
+        // Whoever used it ended with the server, and begins anew.
+        _ if record.hidden => Verdict::Remove,
         Phase::Creating | Phase::Killing | Phase::Failed { .. } => Verdict::Remove,
         Phase::Paused | Phase::Resuming => paused(&record.checkpoint),
         Phase::Pausing { into } if complete(into) => Verdict::Paused(into.clone()),

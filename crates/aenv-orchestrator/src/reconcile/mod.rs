@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | nothing, but there are notes (a standby) | | removed |
 //! | creating, killing, failed | | removed |
+//! | anything, of a hidden sandbox (a build's) | | removed |
 //! | running | its VMM lives | running, vCPUs let go on, `/init` sent again |
 //! | running | its VMM is gone | failed |
 //! | pausing into C | C's manifest is there | paused in C, its VMM ended |

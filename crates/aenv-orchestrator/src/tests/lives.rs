@@ -7,7 +7,10 @@ use aenv_types::{
     LayerRef, Lineage, MachineShape, Origin, SandboxId, TeamId, TemplateId, checkpoint::CHECKPOINT_FORMAT,
 };
 
-use super::world::{In, World};
+use super::{
+    crash::runtime,
+    world::{In, World},
+};
 use crate::{
     CreateRequest, Expiry, HomeLock, Lifecycle, OnTimeout, Orchestrator, Parts, PauseMode, ProxyOptions,
     SandboxError, SandboxState, Settings, StandbySettings, StartError, Timeout, Wake,
@@ -567,4 +570,22 @@ async fn a_second_server_on_the_same_home_is_refused() {
     assert!(matches!(node.create(scene.request(LONG)).await, Err(SandboxError::ShuttingDown)));
     drop(node);
     scene.start().await.unwrap();
+}
+
+#[test]
+fn the_sandbox_of_a_build_ends_with_its_server() {
+    let scene = Scene::new();
+    let life = runtime();
+    let shown = life.block_on(async {
+        let node = scene.start().await.unwrap();
+        node.create(CreateRequest { hidden: true, ..scene.request(LONG) }).await.unwrap();
+        node.create(scene.request(LONG)).await.unwrap().id
+    });
+    // As in a process that was killed.
+    drop(life);
+    runtime().block_on(async {
+        let node = scene.start().await.unwrap();
+        scene.assert_clean(&[shown]);
+        node.shutdown().await;
+    });
 }

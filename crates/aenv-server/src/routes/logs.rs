@@ -1,6 +1,8 @@
 //! `GET /sandboxes/{id}/logs`, `GET /v2/sandboxes/{id}/logs`.
 
-use aenv_api::{ErrorBody, LogLevel, LogsDirection, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2};
+use aenv_api::{
+    ApiError, ErrorBody, LogLevel, LogsDirection, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2,
+};
 use aenv_types::SandboxId;
 use axum::{Json, Router, extract::State, routing::get};
 
@@ -64,21 +66,31 @@ async fn logs_v2(
     SandboxPath(id): SandboxPath,
     query: Query,
 ) -> Result<Json<SandboxLogsV2>, Failure> {
+    let wanted = LogQuery {
+        cursor_ms: query.integer("cursor")?,
+        direction: direction(&query)?,
+        limit: query.integer_in("limit", 1..=1000)?.unwrap_or(1000),
+        level: level(&query)?,
+        search: query.get("search").map(str::to_owned),
+    };
+    Ok(Json(SandboxLogsV2 { logs: read(&state, &caller, &id, wanted).await? }))
+}
+
+/// In which order a log is asked for.
+pub(super) fn direction(query: &Query) -> Result<LogsDirection, ApiError> {
     let directions = [("forward", LogsDirection::Forward), ("backward", LogsDirection::Backward)];
+    Ok(query.choice("direction", &directions)?.unwrap_or_default())
+}
+
+/// The least level of what is asked for.
+pub(super) fn level(query: &Query) -> Result<LogLevel, ApiError> {
     let levels = [
         ("debug", LogLevel::Debug),
         ("info", LogLevel::Info),
         ("warn", LogLevel::Warn),
         ("error", LogLevel::Error),
     ];
-    let wanted = LogQuery {
-        cursor_ms: query.integer("cursor")?,
-        direction: query.choice("direction", &directions)?.unwrap_or_default(),
-        limit: query.integer_in("limit", 1..=1000)?.unwrap_or(1000),
-        level: query.choice("level", &levels)?.unwrap_or(LogLevel::Debug),
-        search: query.get("search").map(str::to_owned),
-    };
-    Ok(Json(SandboxLogsV2 { logs: read(&state, &caller, &id, wanted).await? }))
+    Ok(query.choice("level", &levels)?.unwrap_or(LogLevel::Debug))
 }
 
 async fn read(

@@ -139,7 +139,12 @@ mod tests {
             &key,
             &Cached {
                 disks,
-                context: Context { env: Default::default(), user: "user".into(), workdir: String::new() },
+                context: Context {
+                    env: Default::default(),
+                    user: "user".into(),
+                    workdir: String::new(),
+                    exposed: Default::default(),
+                },
             },
         );
         fs::create_dir_all(home.cache().join("uploads")).unwrap();

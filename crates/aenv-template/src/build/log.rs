@@ -2,7 +2,8 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -41,6 +42,40 @@ pub enum LogLevel {
     Error,
 }
 
+/// In which order entries are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogOrder {
+    /// As they were written.
+    OldestFirst,
+    /// The other way round.
+    NewestFirst,
+}
+
+/// Which part of a log is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct LogQuery {
+    /// Only entries that are at least this serious. Everything below counts those.
+    pub level: LogLevel,
+    /// Only entries from this time on, or back from it, in ms since 1970.
+    pub from_ms: Option<i64>,
+    /// In which order.
+    pub order: LogOrder,
+    /// So many are left out first.
+    pub offset: usize,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl LogQuery {
+    fn wants(&self, place: &Place) -> bool {
+        let in_time = self.from_ms.is_none_or(|from| match self.order {
+            LogOrder::OldestFirst => place.at_ms >= from,
+            LogOrder::NewestFirst => place.at_ms <= from,
+        });
+        in_time && place.level >= self.level
+    }
+}
+
 /// Longest message of one entry; the rest of a longer line becomes further entries.
 const MESSAGE_BYTES: usize = 8 << 10;
 /// Bytes of one build's log; what comes after is dropped, and a last entry says so.
@@ -55,9 +90,24 @@ pub(crate) struct LogFile {
 struct Inner {
     path: PathBuf,
     file: File,
-    /// Where each entry begins.
-    starts: Vec<u64>,
+    entries: Vec<Place>,
     end: u64,
+}
+
+/// Where an entry is, and what it is found by.
+#[derive(Clone, Copy)]
+struct Place {
+    start: u64,
+    bytes: u32,
+    level: LogLevel,
+    at_ms: i64,
+}
+
+impl Place {
+    fn of(entry: &BuildLog, start: u64, line: &[u8]) -> Self {
+        let bytes = u32::try_from(line.len()).expect("a message has a limit");
+        Self { start, bytes, level: entry.level, at_ms: entry.timestamp.timestamp_millis() }
+    }
 }
 
 impl LogFile {
@@ -70,7 +120,7 @@ impl LogFile {
             .append(true)
             .open(path)
             .map_err(TemplateError::io(context()))?;
-        let (mut starts, mut end) = (Vec::new(), 0);
+        let (mut entries, mut end) = (Vec::new(), 0);
         let mut reader = BufReader::new(&file);
         let mut line = Vec::new();
         loop {
@@ -79,11 +129,13 @@ impl LogFile {
             if read == 0 || line.last() != Some(&b'\n') {
                 break;
             }
-            starts.push(end);
+            if let Ok(entry) = serde_json::from_slice(&line) {
+                entries.push(Place::of(&entry, end, &line));
+            }
             end += read as u64;
         }
         file.set_len(end).map_err(TemplateError::io(context()))?;
-        Ok(Self { inner: Arc::new(Mutex::new(Inner { path: path.to_owned(), file, starts, end })) })
+        Ok(Self { inner: Arc::new(Mutex::new(Inner { path: path.to_owned(), file, entries, end })) })
     }
 
     /// Appends a message, one entry for each line. A log that cannot be written does not fail the build.
@@ -119,8 +171,8 @@ impl LogFile {
         }
         match inner.file.write_all(&line) {
             Ok(()) => {
-                let start = inner.end;
-                inner.starts.push(start);
+                let place = Place::of(entry, inner.end, &line);
+                inner.entries.push(place);
                 inner.end += line.len() as u64;
             }
             Err(error) => {
@@ -129,17 +181,27 @@ impl LogFile {
         }
     }
 
-    /// Up to `limit` entries from number `offset` on; none beyond the end.
-    pub(crate) fn read(&self, offset: usize, limit: usize) -> Result<Vec<BuildLog>, TemplateError> {
-        let inner = self.inner.lock();
-        let Some(&start) = inner.starts.get(offset) else { return Ok(Vec::new()) };
-        let end = inner.starts.get(offset.saturating_add(limit)).copied().unwrap_or(inner.end);
-        let context = || format!("build log {}", inner.path.display());
-        let mut file = File::open(&inner.path).map_err(TemplateError::io(context()))?;
-        file.seek(SeekFrom::Start(start)).map_err(TemplateError::io(context()))?;
-        drop(inner);
-        let lines = BufReader::new(file.take(end - start)).lines();
-        Ok(lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).collect())
+    /// The entries that are asked for; none beyond the end.
+    pub(crate) fn read(&self, query: &LogQuery) -> Result<Vec<BuildLog>, TemplateError> {
+        let (places, file, context) = {
+            let inner = self.inner.lock();
+            let context = format!("build log {}", inner.path.display());
+            let file = inner.file.try_clone().map_err(TemplateError::io(context.clone()))?;
+            let wanted = inner.entries.iter().filter(|place| query.wants(place));
+            let places: Vec<Place> = match query.order {
+                LogOrder::OldestFirst => wanted.skip(query.offset).take(query.limit).copied().collect(),
+                LogOrder::NewestFirst => wanted.rev().skip(query.offset).take(query.limit).copied().collect(),
+            };
+            (places, file, context)
+        };
+        let mut line = Vec::new();
+        let mut found = Vec::with_capacity(places.len());
+        for place in places {
+            line.resize(place.bytes as usize, 0);
+            file.read_exact_at(&mut line, place.start).map_err(TemplateError::io(context.clone()))?;
+            found.extend(serde_json::from_slice::<BuildLog>(&line).ok());
+        }
+        Ok(found)
     }
 }
 
@@ -184,6 +246,14 @@ fn pieces(line: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
+    const ALL: LogQuery = LogQuery {
+        level: LogLevel::Debug,
+        from_ms: None,
+        order: LogOrder::OldestFirst,
+        offset: 0,
+        limit: 100,
+    };
+
     #[test]
     fn entries_are_read_by_offset_and_survive() {
         let dir = tempfile::tempdir().unwrap();
@@ -192,17 +262,45 @@ mod tests {
         for number in 0..250 {
             log.push(LogLevel::Info, Some("1"), &format!("line {number}"));
         }
-        assert_eq!(log.read(0, 100).unwrap().len(), 100);
-        assert_eq!(log.read(200, 100).unwrap().len(), 50);
-        assert_eq!(log.read(200, 100).unwrap()[0].message, "line 200");
-        assert!(log.read(250, 100).unwrap().is_empty());
-        assert!(log.read(usize::MAX, 100).unwrap().is_empty());
+        let read = |log: &LogFile, offset| log.read(&LogQuery { offset, ..ALL }).unwrap();
+        assert_eq!(read(&log, 0).len(), 100);
+        assert_eq!(read(&log, 200).len(), 50);
+        assert_eq!(read(&log, 200)[0].message, "line 200");
+        assert!(read(&log, 250).is_empty());
+        assert!(read(&log, usize::MAX).is_empty());
 
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"torn").unwrap();
         let again = LogFile::open(&path).unwrap();
-        assert!(again.read(250, 1).unwrap().is_empty());
+        assert!(read(&again, 250).is_empty());
         again.push(LogLevel::Error, None, "after");
-        assert_eq!(again.read(250, 1).unwrap()[0].message, "after");
+        assert_eq!(read(&again, 250)[0].message, "after");
+    }
+
+    #[test]
+    fn entries_are_found_by_level_and_time_in_either_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = LogFile::open(&dir.path().join("log.jsonl")).unwrap();
+        for (level, text) in [
+            (LogLevel::Info, "one"),
+            (LogLevel::Warn, "two"),
+            (LogLevel::Debug, "three"),
+            (LogLevel::Error, "four"),
+        ] {
+            log.push(level, None, text);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let read = |query: LogQuery| {
+            log.read(&query).unwrap().into_iter().map(|entry| entry.message).collect::<Vec<_>>()
+        };
+        let serious = LogQuery { level: LogLevel::Warn, ..ALL };
+        assert_eq!(read(serious), ["two", "four"]);
+        // A client goes on from as many as it has got.
+        assert_eq!(read(LogQuery { offset: 1, ..serious }), ["four"]);
+        let newest = LogQuery { order: LogOrder::NewestFirst, limit: 2, ..ALL };
+        assert_eq!(read(newest), ["four", "three"]);
+        let second = log.read(&ALL).unwrap()[1].timestamp.timestamp_millis();
+        assert_eq!(read(LogQuery { from_ms: Some(second), ..ALL }), ["two", "three", "four"]);
+        assert_eq!(read(LogQuery { from_ms: Some(second), ..newest }), ["two", "one"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! ```text
 //! new_build ──> Waiting ──start──> Building ──> Ready
 //!                                      │
-//!                                      └─(step fails, cancel)──> Error
+//!                                      └─(step fails, template deleted)──> Error
 //! ```
 //!
 //! A started build is a folder `<home>/builds/<id>/` with `request.json` (what it was started with) and `log.jsonl`. The request
@@ -20,14 +20,16 @@ mod steps;
 mod upload;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use aenv_image::Images;
 use aenv_orchestrator::Orchestrator;
-use aenv_types::{BuildId, Home, TeamId, TemplateId};
+use aenv_repository::RepositoryError;
+use aenv_types::{BuildId, CheckpointId, Home, TeamId, TemplateId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -38,13 +40,16 @@ use crate::{BuildStatus, Catalog, Template, TemplateError};
 use self::log::LogFile;
 pub use self::{
     cache::cached,
-    log::{BuildLog, LogLevel},
+    log::{BuildLog, LogLevel, LogOrder, LogQuery},
     start::{BuildStart, Source, StepKind, TemplateStep},
     upload::{UploadGrant, Uploads},
 };
 
 /// Builds that run at once; further ones wait their turn.
 const PARALLEL_BUILDS: usize = 2;
+/// How often a result is given to a repository that is away, and the pause between: an hour in all.
+const RESULT_TRIES: u32 = 720;
+const RESULT_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a build works with.
 pub(crate) struct BuildParts {
@@ -65,9 +70,10 @@ pub struct Builds {
 
 #[derive(Clone)]
 struct Active {
-    template: TemplateId,
     log: LogFile,
     cancel: CancellationToken,
+    /// Nothing of it is written any more.
+    ended: CancellationToken,
     failure: Arc<Mutex<Option<Failure>>>,
 }
 
@@ -87,7 +93,7 @@ pub struct BuildView {
     pub status: BuildStatus,
     /// Why it failed.
     pub failure: Option<Failure>,
-    /// Entries of its log from the offset that was asked for.
+    /// The part of its log that was asked for.
     pub logs: Vec<BuildLog>,
 }
 
@@ -113,7 +119,7 @@ impl Builds {
                 Ok(request) => {
                     let log = LogFile::open(&entry.path().join("log.jsonl"))?;
                     log.push(LogLevel::Warn, None, "The server was restarted; the build starts again");
-                    builds.spawn(request, log);
+                    builds.spawn(request, log)?;
                 }
                 Err(error) => {
                     tracing::warn!(path = %entry.path().display(), %error, "a build request is damaged")
@@ -138,7 +144,7 @@ impl Builds {
         let document = self.parts.catalog.get(team, template.as_str()).await?;
         match find(&document, build)?.status {
             BuildStatus::Waiting => {}
-            _ => return Err(TemplateError::Conflict(format!("build {build} was started already"))),
+            _ => return Err(started_already(build)),
         }
         let steps = std::mem::take(&mut start.steps);
         start.steps = steps
@@ -151,46 +157,33 @@ impl Builds {
         keep_request(&folder, &serde_json::to_vec(&request).expect("a request has only text"))?;
         let log = LogFile::open(&folder.join("log.jsonl"))?;
         self.parts.catalog.set_build(team, template, build, BuildStatus::Building, None).await?;
-        self.spawn(request, log);
+        self.spawn(request, log)
+    }
+
+    fn spawn(&self, request: Request, log: LogFile) -> Result<(), TemplateError> {
+        let active = Active {
+            log,
+            cancel: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            failure: Arc::default(),
+        };
+        match self.active.lock().entry(request.build) {
+            // Two started it at the same time.
+            Entry::Occupied(_) => return Err(started_already(request.build)),
+            Entry::Vacant(place) => place.insert(active.clone()),
+        };
+        let builds = self.clone();
+        tokio::spawn(async move { builds.drive(request, active).await });
         Ok(())
     }
 
-    fn spawn(&self, request: Request, log: LogFile) {
-        let active = Active {
-            template: request.template.clone(),
-            log,
-            cancel: CancellationToken::new(),
-            failure: Arc::default(),
-        };
-        self.active.lock().insert(request.build, active.clone());
-        let builds = self.clone();
-        tokio::spawn(async move { builds.drive(request, active).await });
-    }
-
     async fn drive(&self, request: Request, active: Active) {
-        let Request { team, template, build, start } = request;
-        let _turn = self.turns.acquire().await.expect("the semaphore is never closed");
-        let began = std::time::Instant::now();
-        let run = run::Run {
-            parts: &self.parts,
-            team: &team,
-            template: &template,
-            build,
-            start: &start,
-            log: &active.log,
-            cancel: &active.cancel,
-        };
-        let outcome = match Box::pin(run.execute()).await {
-            Ok(checkpoint) => {
-                active.log.push(
-                    LogLevel::Info,
-                    Some("finalize"),
-                    &format!("Build finished, took {}s", began.elapsed().as_secs().max(1)),
-                );
-                (BuildStatus::Ready, Some(checkpoint))
-            }
+        let outcome = self.outcome(&request, &active).await;
+        let build = request.build;
+        let (status, checkpoint) = match outcome {
+            Ok(checkpoint) => (BuildStatus::Ready, Some(checkpoint)),
             Err(failure) => {
-                tracing::info!(%template, %build, step = ?failure.step, message = failure.message, "a build failed");
+                tracing::info!(template = %request.template, %build, step = ?failure.step, message = failure.message, "a build failed");
                 active.log.push(LogLevel::Error, failure.step.as_deref(), &failure.message);
                 let text = serde_json::to_vec(&failure).expect("a failure has only text");
                 if let Err(error) = std::fs::write(self.folder(build).join("failure.json"), text) {
@@ -200,8 +193,7 @@ impl Builds {
                 (BuildStatus::Error, None)
             }
         };
-        let (status, checkpoint) = outcome;
-        match self.parts.catalog.set_build(&team, &template, build, status, checkpoint).await {
+        match self.keep_result(&request, status, checkpoint).await {
             // The template was deleted in the meantime: the build ends with it.
             Ok(()) | Err(TemplateError::NotFound(_)) => {
                 if let Err(error) = std::fs::remove_file(self.folder(build).join("request.json")) {
@@ -211,16 +203,61 @@ impl Builds {
             Err(error) => tracing::error!(%build, %error, "a build's result cannot be written"),
         }
         self.active.lock().remove(&build);
+        active.ended.cancel();
     }
 
-    /// A build's status, and up to `limit` entries of its log from number `offset` on.
+    /// Waits for a turn and builds.
+    async fn outcome(&self, request: &Request, active: &Active) -> Result<CheckpointId, Failure> {
+        if self.turns.available_permits() == 0 {
+            let text = format!("Waiting for a turn: {PARALLEL_BUILDS} builds run at once");
+            active.log.push(LogLevel::Info, None, &text);
+        }
+        let _turn = tokio::select! {
+            turn = self.turns.acquire() => turn.expect("the semaphore is never closed"),
+            () = active.cancel.cancelled() => return Err(run::cancelled()),
+        };
+        let began = std::time::Instant::now();
+        let run = run::Run {
+            parts: &self.parts,
+            team: &request.team,
+            template: &request.template,
+            build: request.build,
+            start: &request.start,
+            log: &active.log,
+            cancel: &active.cancel,
+        };
+        let checkpoint = Box::pin(run.execute()).await?;
+        let text = format!("Build finished, took {}s", began.elapsed().as_secs().max(1));
+        active.log.push(LogLevel::Info, Some("finalize"), &text);
+        Ok(checkpoint)
+    }
+
+    /// Writes how a build ended. While the repository is away it is tried again: until then the build seems to run.
+    async fn keep_result(
+        &self,
+        request: &Request,
+        status: BuildStatus,
+        checkpoint: Option<CheckpointId>,
+    ) -> Result<(), TemplateError> {
+        let Request { team, template, build, .. } = request;
+        for _ in 0..RESULT_TRIES {
+            match self.parts.catalog.set_build(team, template, *build, status, checkpoint.clone()).await {
+                Err(TemplateError::Repository(RepositoryError::Store { .. })) => {
+                    tokio::time::sleep(RESULT_PAUSE).await;
+                }
+                other => return other,
+            }
+        }
+        self.parts.catalog.set_build(team, template, *build, status, checkpoint).await
+    }
+
+    /// A build's status, and a part of its log.
     pub async fn view(
         &self,
         team: &TeamId,
         template: &TemplateId,
         build: BuildId,
-        offset: usize,
-        limit: usize,
+        query: &LogQuery,
     ) -> Result<BuildView, TemplateError> {
         let document = self.parts.catalog.get(team, template.as_str()).await?;
         let status = find(&document, build)?.status;
@@ -234,7 +271,7 @@ impl Builds {
                 (log.transpose()?, failure.and_then(|text| serde_json::from_slice(&text).ok()))
             }
         };
-        let logs = log.map(|log| log.read(offset, limit)).transpose()?.unwrap_or_default();
+        let logs = log.map(|log| log.read(query)).transpose()?.unwrap_or_default();
         let failure = if status == BuildStatus::Error {
             Some(failure.unwrap_or(Failure {
                 message: "the build failed; its reason was not kept".to_owned(),
@@ -246,12 +283,32 @@ impl Builds {
         Ok(BuildView { status, failure, logs })
     }
 
-    /// Cancels every build of a template; how many there were.
-    pub fn cancel(&self, template: &TemplateId) -> usize {
+    /// Ends the builds of a template that was deleted. Nothing of them stays.
+    pub fn forget(&self, template: &Template) {
         let active = self.active.lock();
-        let of_template = active.values().filter(|build| build.template == *template);
-        of_template.map(|build| build.cancel.cancel()).count()
+        for build in &template.builds {
+            let ended = active.get(&build.id).map(|active| {
+                active.cancel.cancel();
+                active.ended.clone()
+            });
+            let folder = self.folder(build.id);
+            tokio::spawn(async move {
+                if let Some(ended) = ended {
+                    ended.cancelled().await;
+                }
+                match tokio::fs::remove_dir_all(&folder).await {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        tracing::warn!(folder = %folder.display(), %error, "a build's log stays");
+                    }
+                    _ => {}
+                }
+            });
+        }
     }
+}
+
+fn started_already(build: BuildId) -> TemplateError {
+    TemplateError::Conflict(format!("build {build} was started already"))
 }
 
 fn find(template: &Template, build: BuildId) -> Result<&crate::Build, TemplateError> {

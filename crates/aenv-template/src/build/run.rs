@@ -11,6 +11,7 @@ use aenv_types::{
     TeamId, TemplateId, checkpoint::CHECKPOINT_FORMAT,
 };
 use chrono::Utc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -43,6 +44,30 @@ pub(super) struct Run<'a> {
     pub(super) cancel: &'a CancellationToken,
 }
 
+/// What there is to do.
+enum Planned {
+    /// Nothing: it was built before.
+    Done(CheckpointId),
+    /// This.
+    Steps(Box<Plan>),
+}
+
+/// How a build gets from its base to its result.
+struct Plan {
+    shape: MachineShape,
+    base: Base,
+    /// `keys[n]` stands for the disk after n steps.
+    keys: Vec<Key>,
+    result_key: Key,
+    /// Steps that are cached.
+    done: usize,
+    /// What is launched to run the others.
+    from: Arc<Checkpoint>,
+    context: Context,
+    /// Nothing is cached, not even the preparation of the image.
+    fresh: bool,
+}
+
 /// What the first step starts on.
 struct Base {
     key: Key,
@@ -57,31 +82,54 @@ struct Base {
 impl Run<'_> {
     /// Runs the build to its end. Whatever happens, the sandbox that it used is gone afterwards.
     pub(super) async fn execute(&self) -> Result<CheckpointId, Failure> {
-        let limited = tokio::time::timeout(BUILD_LIMIT, self.steps());
+        let end = Instant::now() + BUILD_LIMIT;
+        let plan = match self.until(end, self.plan()).await? {
+            Planned::Done(checkpoint) => return Ok(checkpoint),
+            Planned::Steps(plan) => plan,
+        };
+        // Not cut off: nobody would know of the sandbox that it makes.
+        let sandbox = self.sandbox(plan.from.clone(), plan.shape).await.map_err(|e| failure("base", e))?;
+        let outcome = self.until(end, self.steps(&plan, &sandbox)).await;
+        if let Err(error) = self.parts.orchestrator.kill(self.team, &sandbox.id).await {
+            tracing::warn!(sandbox = %sandbox.id, %error, "a build's sandbox could not be removed");
+        }
+        let checkpoint = outcome?;
+        StepCache::new(&self.parts.home).keep_result(&plan.result_key, &checkpoint);
+        Ok(checkpoint)
+    }
+
+    /// Works until it is done, cancelled, or has taken too long.
+    async fn until<T>(
+        &self,
+        end: Instant,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         tokio::select! {
-            outcome = limited => outcome.unwrap_or_else(|_| {
+            biased;
+            () = self.cancel.cancelled() => Err(cancelled()),
+            outcome = tokio::time::timeout_at(end, work) => outcome.unwrap_or_else(|_| {
                 Err(failure("finalize", format!("the build took longer than {} s", BUILD_LIMIT.as_secs())))
             }),
-            () = self.cancel.cancelled() => Err(Failure { message: "the build was cancelled".to_owned(), step: None }),
         }
     }
 
-    async fn steps(&self) -> Result<CheckpointId, Failure> {
+    /// Finds out what there is to do.
+    async fn plan(&self) -> Result<Planned, Failure> {
         let shape = self.shape().await.map_err(|e| failure("base", e))?;
         let base = self.base(shape).await.map_err(|e| failure("base", e))?;
         let cache = StepCache::new(&self.parts.home);
         let keys = self.keys(&base.key);
-        let usable = self.usable_prefix();
+        let usable = self.start.cacheable();
         let result_key = self.result_key(&keys[keys.len() - 1], shape);
         if usable == self.start.steps.len()
             && let Some(checkpoint) = self.cached_result(&cache, &result_key).await
         {
             self.info("finalize", "CACHED: nothing has changed since an earlier build");
-            return Ok(checkpoint);
+            return Ok(Planned::Done(checkpoint));
         }
 
         let cached = (0..=usable).rev().find_map(|done| Some((done, cache.find(&keys[done])?)));
-        let (done, from, mut context) = match cached {
+        let (done, from, context) = match cached {
             Some((done, cached)) if done > 0 || base.needs_provisioning => {
                 (done, Arc::new(self.disk_checkpoint(cached.disks, shape, &base)), cached.context)
             }
@@ -92,40 +140,35 @@ impl Run<'_> {
             self.info(&(index + 1).to_string(), &format!("CACHED {}", self.title(index, step)));
         }
 
-        let sandbox = self.sandbox(from, shape).await.map_err(|e| failure("base", e))?;
-        let outcome = async {
-            let guest = self.guest(&sandbox).await.map_err(|e| failure("base", e))?;
-            if fresh && base.needs_provisioning {
-                self.info("base", "Preparing the image: user, sudo, CA certificates");
-                let guest = guest.for_step("base");
-                provision::run(&guest)
-                    .await
-                    .map_err(|e| failure("base", format!("the image cannot be prepared: {e}")))?;
-                context =
-                    Context { user: "user".to_owned(), workdir: String::new(), env: context.env.clone() };
-                self.keep(&cache, &keys[0], &sandbox, &context).await;
-            }
-            for (index, step) in self.start.steps.iter().enumerate().skip(done) {
-                let number = (index + 1).to_string();
-                self.info(&number, &self.title(index, step));
-                let upload = self.upload(step).map_err(|e| failure(&number, e))?;
-                steps::run_step(&guest.for_step(&number), &mut context, step, upload.as_deref())
-                    .await
-                    .map_err(|e| failure(&number, e))?;
-                if matches!(step.kind, StepKind::Run | StepKind::Copy) || index + 1 == self.start.steps.len()
-                {
-                    self.keep(&cache, &keys[index + 1], &sandbox, &context).await;
-                }
-            }
-            self.finish(&guest.for_step("finalize"), &sandbox, &context, &base, shape).await
+        Ok(Planned::Steps(Box::new(Plan { shape, base, keys, result_key, done, from, context, fresh })))
+    }
+
+    /// Runs the steps that are not cached, and takes the checkpoint.
+    async fn steps(&self, plan: &Plan, sandbox: &SandboxView) -> Result<CheckpointId, Failure> {
+        let cache = StepCache::new(&self.parts.home);
+        let mut context = plan.context.clone();
+        let guest = self.guest(sandbox).await.map_err(|e| failure("base", e))?;
+        if plan.fresh && plan.base.needs_provisioning {
+            self.info("base", "Preparing the image: user, sudo, CA certificates");
+            let guest = guest.for_step("base");
+            provision::run(&guest)
+                .await
+                .map_err(|e| failure("base", format!("the image cannot be prepared: {e}")))?;
+            context = Context { user: "user".to_owned(), ..context };
+            self.keep(&cache, &plan.keys[0], sandbox, &context).await;
         }
-        .await;
-        if let Err(error) = self.parts.orchestrator.kill(self.team, &sandbox.id).await {
-            tracing::warn!(sandbox = %sandbox.id, %error, "a build's sandbox could not be removed");
+        for (index, step) in self.start.steps.iter().enumerate().skip(plan.done) {
+            let number = (index + 1).to_string();
+            self.info(&number, &self.title(index, step));
+            let upload = self.upload(step).map_err(|e| failure(&number, e))?;
+            steps::run_step(&guest.for_step(&number), &mut context, step, upload.as_deref())
+                .await
+                .map_err(|e| failure(&number, e))?;
+            if matches!(step.kind, StepKind::Run | StepKind::Copy) || index + 1 == self.start.steps.len() {
+                self.keep(&cache, &plan.keys[index + 1], sandbox, &context).await;
+            }
         }
-        let checkpoint = outcome?;
-        cache.keep_result(&result_key, &checkpoint);
-        Ok(checkpoint)
+        self.finish(&guest.for_step("finalize"), sandbox, &context, &plan.base, plan.shape).await
     }
 
     async fn shape(&self) -> Result<MachineShape, TemplateError> {
@@ -145,8 +188,12 @@ impl Run<'_> {
                 let origin = Origin::Image { reference: image.reference, manifest: image.manifest };
                 let key = Key::root(&format!("image {} {}", image.manifest, provision::SCRIPT))
                     .then(&disk_key(shape));
-                let context =
-                    Context { env: image.guest.env.clone(), user: "root".to_owned(), workdir: String::new() };
+                let context = Context {
+                    env: image.guest.env.clone(),
+                    user: "root".to_owned(),
+                    workdir: String::new(),
+                    exposed: image.guest.exposed_ports.iter().cloned().collect(),
+                };
                 // A template's user is `user`, and its workdir that user's home, until a step says otherwise.
                 let labels = GuestContext { user: "user".to_owned(), workdir: String::new(), ..image.guest };
                 let guest = GuestContext { user: "root".to_owned(), ..labels.clone() };
@@ -162,6 +209,7 @@ impl Run<'_> {
                     env: guest.env.clone(),
                     user: guest.user.clone(),
                     workdir: guest.workdir.clone(),
+                    exposed: guest.exposed_ports.iter().cloned().collect(),
                 };
                 let key = Key::root(&format!("template {}", parent.id)).then(&disk_key(shape));
                 // Its memory is only of use on the same machine, and only when no start command runs in it.
@@ -194,14 +242,6 @@ impl Run<'_> {
 
     fn result_key(&self, last: &Key, shape: MachineShape) -> Key {
         last.then(&format!("{:?} {:?} {shape:?}", self.start.start_cmd, self.start.ready_cmd))
-    }
-
-    /// How many steps may come from the cache.
-    fn usable_prefix(&self) -> usize {
-        if self.start.force {
-            return 0;
-        }
-        self.start.steps.iter().position(|step| step.force).unwrap_or(self.start.steps.len())
     }
 
     async fn cached_result(&self, cache: &StepCache, key: &Key) -> Option<CheckpointId> {
@@ -333,7 +373,7 @@ impl Run<'_> {
             workdir: context.workdir.clone(),
             start_cmd: self.start.start_cmd.clone(),
             ready_cmd: self.start.ready_cmd.clone(),
-            exposed_ports: base.labels.exposed_ports.clone(),
+            exposed_ports: context.exposed.iter().cloned().collect(),
             labels: base.labels.labels.clone(),
         };
         let lineage = self.lineage(captured.lineage.parent.clone());
@@ -411,6 +451,11 @@ fn cached_nothing(from: &Arc<Checkpoint>, base: &Base) -> bool {
 
 fn disk_key(shape: MachineShape) -> String {
     format!("disk {}", shape.disk_mib)
+}
+
+/// The end of a build whose template was deleted.
+pub(super) fn cancelled() -> Failure {
+    Failure { message: "the build was cancelled".to_owned(), step: None }
 }
 
 fn failure(step: &str, message: impl ToString) -> Failure {

@@ -20,6 +20,16 @@ pub struct BuildStart {
     pub ready_cmd: Option<String>,
 }
 
+impl BuildStart {
+    /// How many of the first steps may come from the cache.
+    pub(crate) fn cacheable(&self) -> usize {
+        if self.force {
+            return 0;
+        }
+        self.steps.iter().position(|step| step.force).unwrap_or(self.steps.len())
+    }
+}
+
 /// What a template is built on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,6 +69,8 @@ pub enum StepKind {
     Copy,
     /// `[key, value, key, value, ...]`.
     Env,
+    /// `[port, ...]`, such as `8080` or `53/udp`. Noted only: every port of a sandbox can be reached.
+    Expose,
     /// `[command, user?]`.
     Run,
     /// `[name]`.
@@ -74,6 +86,7 @@ impl TemplateStep {
         let fits = match self.kind {
             StepKind::Copy => (2..=4).contains(&count) && self.files_hash.is_some(),
             StepKind::Env => count > 0 && count.is_multiple_of(2),
+            StepKind::Expose => count > 0 && self.args.iter().all(|arg| exposed(arg).is_some()),
             StepKind::Run => (1..=2).contains(&count),
             StepKind::User | StepKind::Workdir => count == 1,
         };
@@ -94,6 +107,7 @@ impl TemplateStep {
         let name = match self.kind {
             StepKind::Copy => "COPY",
             StepKind::Env => "ENV",
+            StepKind::Expose => "EXPOSE",
             StepKind::Run => "RUN",
             StepKind::User => "USER",
             StepKind::Workdir => "WORKDIR",
@@ -107,19 +121,80 @@ impl TemplateStep {
     }
 }
 
+/// A port as an image's config names it: with its protocol.
+pub(crate) fn exposed(text: &str) -> Option<String> {
+    let (port, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    let fits = port.parse::<u16>().is_ok_and(|port| port > 0) && matches!(protocol, "tcp" | "udp");
+    fits.then(|| format!("{port}/{protocol}"))
+}
+
 impl std::str::FromStr for StepKind {
     type Err = TemplateError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.to_ascii_uppercase().as_str() {
             "COPY" | "ADD" => Ok(Self::Copy),
             "ENV" | "ARG" => Ok(Self::Env),
+            "EXPOSE" => Ok(Self::Expose),
             "RUN" => Ok(Self::Run),
             "USER" => Ok(Self::User),
             "WORKDIR" => Ok(Self::Workdir),
             _ => Err(TemplateError::Invalid(format!(
-                "step type '{}' is unknown: use COPY, ENV, RUN, USER or WORKDIR",
+                "step type '{}' is unknown: use COPY, ENV, EXPOSE, RUN, USER or WORKDIR",
                 text.chars().take(40).collect::<String>()
             ))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aenv_image::AwsKey;
+
+    use super::*;
+
+    fn start(force: bool, steps: &[bool]) -> BuildStart {
+        let step = |force: &bool| TemplateStep {
+            kind: StepKind::Run,
+            args: vec!["true".to_owned()],
+            files_hash: None,
+            force: *force,
+        };
+        let source = Source::Template { reference: "base".to_owned() };
+        BuildStart {
+            source,
+            force,
+            steps: steps.iter().map(step).collect(),
+            start_cmd: None,
+            ready_cmd: None,
+        }
+    }
+
+    #[test]
+    fn a_forced_step_is_built_and_all_after_it() {
+        assert_eq!(start(false, &[false, false]).cacheable(), 2);
+        assert_eq!(start(false, &[false, true, false]).cacheable(), 1);
+        assert_eq!(start(false, &[true, false]).cacheable(), 0);
+        assert_eq!(start(true, &[false, false]).cacheable(), 0);
+    }
+
+    #[test]
+    fn ports_are_named_with_their_protocol() {
+        assert_eq!(exposed("8080").as_deref(), Some("8080/tcp"));
+        assert_eq!(exposed("53/udp").as_deref(), Some("53/udp"));
+        for wrong in ["", "0", "70000", "80/", "80/x", "a", "1-9"] {
+            assert_eq!(exposed(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn requests_of_earlier_servers_are_read() {
+        let text = r#"{"username":"u","password":"p"}"#;
+        let read: RegistryAuth = serde_json::from_str(text).unwrap();
+        assert!(matches!(&read, RegistryAuth::Password { username, .. } if username == "u"));
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        let key = AwsKey::new("AKIA".to_owned(), "hush".to_owned(), "eu-central-1".to_owned()).unwrap();
+        let written = serde_json::to_string(&RegistryAuth::Aws(key.clone())).unwrap();
+        let read: RegistryAuth = serde_json::from_str(&written).unwrap();
+        assert!(matches!(read, RegistryAuth::Aws(read) if read == key));
     }
 }

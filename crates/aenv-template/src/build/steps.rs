@@ -1,12 +1,12 @@
 //! The steps of a build, and the context that they change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     guest::{Exec, Guest, GuestError},
-    start::{StepKind, TemplateStep},
+    start::{StepKind, TemplateStep, exposed},
 };
 
 /// What the next step starts with.
@@ -16,6 +16,9 @@ pub(crate) struct Context {
     pub(crate) user: String,
     /// Empty: the user's home.
     pub(crate) workdir: String,
+    /// Ports such as `8080/tcp`.
+    #[serde(default)]
+    pub(crate) exposed: BTreeSet<String>,
 }
 
 /// The folders that programs of every distribution are in; appended to a PATH that lacks them.
@@ -100,6 +103,7 @@ pub(crate) async fn run_step(
 ) -> Result<(), String> {
     match step.kind {
         StepKind::Env => context.set_env(&step.args),
+        StepKind::Expose => context.exposed.extend(step.args.iter().filter_map(|arg| exposed(arg))),
         StepKind::User => {
             let name = context.expand(&step.args[0]);
             root(guest, MAKE_USER, &[&name])
@@ -150,7 +154,7 @@ mod tests {
 
     fn context() -> Context {
         let env = [("A".to_owned(), "1".to_owned()), ("LONG_NAME".to_owned(), "two".to_owned())];
-        Context { env: env.into(), user: "user".to_owned(), workdir: String::new() }
+        Context { env: env.into(), user: "user".to_owned(), workdir: String::new(), exposed: BTreeSet::new() }
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! Builds: ask for one, start it, follow it.
 
 use aenv_api::{
-    ApiError, BuildStatusReason, ErrorBody, RegistryLogin, TemplateBuildInfo, TemplateBuildLogs,
-    TemplateBuildRequest, TemplateBuildRequested, TemplateBuildStart,
+    ApiError, BuildStatusReason, ErrorBody, LogsDirection, RegistryLogin, TemplateBuildInfo,
+    TemplateBuildLogs, TemplateBuildRequest, TemplateBuildRequested, TemplateBuildStart,
 };
-use aenv_image::RegistryAuth;
-use aenv_remote::AwsKey;
-use aenv_template::{BuildStart, NewBuild, Reference, Source, TagName, TemplateStep};
+use aenv_image::{AwsKey, RegistryAuth};
+use aenv_template::{BuildStart, LogOrder, LogQuery, NewBuild, Reference, Source, TagName, TemplateStep};
 use aenv_types::{BuildId, MachineShape, TemplateId, Token};
 use axum::{
     Extension, Json as Answer, Router,
@@ -22,7 +21,7 @@ use crate::{
     failure::Failure,
     keys::Caller,
     limits::{self, Published},
-    routes::cold,
+    routes::{cold, logs},
     state::AppState,
 };
 
@@ -35,7 +34,7 @@ pub(super) fn router() -> Router<AppState> {
         .route("/v3/templates", post(request))
         .route("/v2/templates/{id}/builds/{build}", post(start))
         .route("/templates/{id}/builds/{build}/status", get(status))
-        .route("/templates/{id}/builds/{build}/logs", get(logs))
+        .route("/templates/{id}/builds/{build}/logs", get(log))
 }
 
 /// Asks for a build of a template, which is made when there is none of this name.
@@ -151,7 +150,12 @@ fn ids((template, build): &(String, String)) -> Result<(TemplateId, BuildId), Ap
 /// How far a build is, and its log from an offset on. Beyond the end there is nothing, which is how a client knows that it has all.
 #[utoipa::path(
     get, path = "/templates/{id}/builds/{build}/status", tag = "templates",
-    params(("id" = String, Path), ("build" = String, Path), ("logsOffset" = Option<u64>, Query), ("limit" = Option<u64>, Query)),
+    params(
+        ("id" = String, Path), ("build" = String, Path),
+        ("logsOffset" = Option<u64>, Query, description = "Entries of that level to leave out"),
+        ("limit" = Option<u64>, Query, description = "1 to 100"),
+        ("level" = Option<String>, Query, description = "At least debug, info, warn or error"),
+    ),
     responses((status = 200, body = TemplateBuildInfo), (status = 404, body = ErrorBody))
 )]
 async fn status(
@@ -163,8 +167,14 @@ async fn status(
     let (template, build) = ids(&path)?;
     let offset = query.integer_in("logsOffset", 0..=i64::MAX)?.unwrap_or(0);
     let limit = query.integer_in("limit", 1..=LOG_PAGE)?.unwrap_or(LOG_PAGE);
-    let (offset, limit) = (offset as usize, limit as usize);
-    let view = state.templates.builds.view(&caller.team, &template, build, offset, limit).await?;
+    let wanted = LogQuery {
+        level: shown::least(logs::level(&query)?),
+        from_ms: None,
+        order: LogOrder::OldestFirst,
+        offset: offset as usize,
+        limit: limit as usize,
+    };
+    let view = state.templates.builds.view(&caller.team, &template, build, &wanted).await?;
     let reason = view.failure.map(|failure| BuildStatusReason {
         message: failure.message,
         step: failure.step,
@@ -181,25 +191,42 @@ async fn status(
     }))
 }
 
-/// A build's log, oldest first.
+/// A build's log by pages, in either order.
 #[utoipa::path(
     get, path = "/templates/{id}/builds/{build}/logs", tag = "templates",
-    params(("id" = String, Path), ("build" = String, Path), ("limit" = Option<u64>, Query)),
+    params(
+        ("id" = String, Path), ("build" = String, Path),
+        ("cursor" = Option<i64>, Query, description = "Milliseconds since 1970 to go on from, inclusive"),
+        ("limit" = Option<u64>, Query, description = "1 to 1000"),
+        ("direction" = Option<String>, Query, description = "forward (oldest first, the default) or backward"),
+        ("level" = Option<String>, Query, description = "At least debug, info, warn or error"),
+        ("source" = Option<String>, Query, description = "temporary or persistent: there is one log, which is both"),
+    ),
     responses((status = 200, body = TemplateBuildLogs), (status = 404, body = ErrorBody))
 )]
-async fn logs(
+async fn log(
     State(state): State<AppState>,
     caller: Caller,
     Path(path): Path<(String, String)>,
     query: Query,
 ) -> Result<Answer<TemplateBuildLogs>, Failure> {
     let (template, build) = ids(&path)?;
-    let limit = query.integer_in("limit", 1..=1000)?.unwrap_or(LOG_PAGE);
-    let view = state.templates.builds.view(&caller.team, &template, build, 0, limit as usize).await?;
+    query.choice("source", &[("temporary", ()), ("persistent", ())])?;
+    let wanted = LogQuery {
+        level: shown::least(logs::level(&query)?),
+        from_ms: query.integer("cursor")?,
+        order: match logs::direction(&query)? {
+            LogsDirection::Forward => LogOrder::OldestFirst,
+            LogsDirection::Backward => LogOrder::NewestFirst,
+        },
+        offset: 0,
+        limit: query.integer_in("limit", 1..=1000)?.unwrap_or(LOG_PAGE) as usize,
+    };
+    let view = state.templates.builds.view(&caller.team, &template, build, &wanted).await?;
     Ok(Answer(TemplateBuildLogs { logs: view.logs.into_iter().map(shown::log).collect() }))
 }
 
 /// The part of the API's description that is made here.
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(request, start, status, logs))]
+#[openapi(paths(request, start, status, log))]
 pub(super) struct Doc;

@@ -96,7 +96,7 @@ async fn update(
     Ok(Answer(TemplateUpdated { names: shown::names(&caller.team, &template) }))
 }
 
-/// Removes a template, or a snapshot, and cancels its builds.
+/// Removes a template, or a snapshot, and ends its builds.
 #[utoipa::path(
     delete, path = "/templates/{id}", tag = "templates", params(("id" = String, Path)),
     responses((status = 204), (status = 404, body = ErrorBody))
@@ -107,8 +107,8 @@ async fn delete(
     PathText(id): PathText,
 ) -> Result<StatusCode, Failure> {
     let found = state.templates.catalog.get(&caller.team, &id).await?;
-    state.templates.builds.cancel(&found.id);
     state.templates.catalog.delete(&caller.team, &id).await?;
+    state.templates.builds.forget(&found);
     for checkpoint in found.builds.iter().filter_map(|build| build.checkpoint.as_ref()) {
         state.orchestrator.forget_standbys(checkpoint);
     }

@@ -66,6 +66,16 @@ pub(super) fn level(level: LogLevel) -> wire::LogLevel {
     }
 }
 
+/// The other way round: the least level that is asked for.
+pub(super) fn least(level: wire::LogLevel) -> LogLevel {
+    match level {
+        wire::LogLevel::Debug => LogLevel::Debug,
+        wire::LogLevel::Info => LogLevel::Info,
+        wire::LogLevel::Warn => LogLevel::Warn,
+        wire::LogLevel::Error => LogLevel::Error,
+    }
+}
+
 pub(super) fn log(entry: BuildLog) -> wire::BuildLogEntry {
     wire::BuildLogEntry {
         timestamp: shown_time(entry.timestamp),
