@@ -18,6 +18,8 @@ pub(crate) enum GuestError {
     Exit {
         /// How it ended.
         status: ExitStatus,
+        /// The last line of its errors.
+        said: String,
     },
     /// envd refused to run it, or the guest does not answer.
     #[error("command failed: {0}")]
@@ -82,16 +84,23 @@ impl<'a> Guest<'a> {
     pub(crate) async fn exec(&self, exec: Exec<'_>) -> Result<(), GuestError> {
         let mut lines = [Lines::default(), Lines::default()];
         let push = |level, line: &str| self.log.push(level, Some(&self.step), line);
+        let mut said = String::new();
+        let mut complain = |line: &str| {
+            push(LogLevel::Warn, line);
+            if !line.trim().is_empty() {
+                line.clone_into(&mut said);
+            }
+        };
         let status = self
             .envd
             .run(exec.request(), |output| match output {
                 Output::Stdout(bytes) => lines[0].feed(&bytes, |line| push(LogLevel::Info, line)),
-                Output::Stderr(bytes) => lines[1].feed(&bytes, |line| push(LogLevel::Warn, line)),
+                Output::Stderr(bytes) => lines[1].feed(&bytes, &mut complain),
             })
             .await?;
         lines[0].finish(|line| push(LogLevel::Info, line));
-        lines[1].finish(|line| push(LogLevel::Warn, line));
-        if status.is_success() { Ok(()) } else { Err(GuestError::Exit { status }) }
+        lines[1].finish(&mut complain);
+        if status.is_success() { Ok(()) } else { Err(GuestError::Exit { status, said }) }
     }
 
     /// Starts a command that goes on.
@@ -137,7 +146,7 @@ impl<'a> Guest<'a> {
             })
             .await?;
         if !status.is_success() {
-            return Err(GuestError::Exit { status });
+            return Err(GuestError::Exit { status, said: String::new() });
         }
         Ok(String::from_utf8_lossy(&home).into_owned())
     }
