@@ -1,4 +1,4 @@
-"""A web server in a sandbox, and requests to it."""
+"""Web servers in a sandbox, and requests to them."""
 
 import urllib.error
 import urllib.request
@@ -16,6 +16,33 @@ while True:
         request += piece
     peer.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n%s" % (len(request), request))
     peer.close()
+"""
+
+# An echo of WebSockets: of RFC 6455 what it needs. Frames of clients are masked, and here short.
+WEB_SOCKETS = """
+import asyncio, base64, hashlib
+
+async def serve(reader, writer):
+    head = (await reader.readuntil(b"\\r\\n\\r\\n")).split(b"\\r\\n")
+    key = next((line.split(b": ", 1)[1] for line in head if line.lower().startswith(b"sec-websocket-key: ")), None)
+    if key is None:
+        writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+        return writer.close()
+    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    writer.write(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                 b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
+    while True:
+        first, second = await reader.readexactly(2)
+        size = second & 127
+        mask = await reader.readexactly(4)
+        body = bytes(byte ^ mask[at % 4] for at, byte in enumerate(await reader.readexactly(size)))
+        writer.write(bytes([first, size]) + body)
+
+async def main():
+    async with await asyncio.start_server(serve, "0.0.0.0", PORT, backlog=1024) as listener:
+        await listener.serve_forever()
+
+asyncio.run(main())
 """
 
 

@@ -91,7 +91,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     tokio::spawn(on_signal(shutdown.clone())?);
     tracing::info!(%address, tls = tls.is_some(), engine = node.engine, "ready");
-    listen::serve(listener, tls, shutdown, move |request| {
+    listen::serve(listener, tls, listen::IDLE, shutdown, move |request| {
         let app = app.clone();
         async move { app.answer(request).await }
     })

@@ -88,7 +88,7 @@ mod tests {
         let shutdown = CancellationToken::new();
         let acceptor = Some(Certificate::open(cert, key).unwrap().acceptor().unwrap());
         let answer = |_: http::Request<Body>| async { Response::new(Body::from("here")) };
-        let server = tokio::spawn(listen::serve(listener, acceptor, shutdown.clone(), answer));
+        let server = tokio::spawn(listen::serve(listener, acceptor, listen::IDLE, shutdown.clone(), answer));
 
         let root = reqwest::Certificate::from_pem(&authority).unwrap();
         let ask = async |host: &str| {

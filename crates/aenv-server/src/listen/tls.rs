@@ -194,7 +194,7 @@ mod tests {
             Response::new(Body::from(format!("{:?}", request.version())))
         };
         let acceptor = Some(certificate.acceptor().unwrap());
-        let server = tokio::spawn(listen::serve(listener, acceptor, shutdown.clone(), answer));
+        let server = tokio::spawn(listen::serve(listener, acceptor, listen::IDLE, shutdown.clone(), answer));
 
         let ask = async |client: reqwest::ClientBuilder| {
             client.build().unwrap().get(&url).send().await?.text().await

@@ -32,6 +32,9 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::listen;
 
+/// How long connections may be open without a request under way, here.
+const IDLE: Duration = Duration::from_secs(1);
+
 /// A server without sandboxes.
 pub(crate) struct NoRoutes;
 
@@ -132,7 +135,7 @@ async fn serve(router: Router, stop: &CancellationToken) -> SocketAddr {
         let router = router.clone();
         async move { tower::ServiceExt::oneshot(router, request).await.unwrap() }
     };
-    tokio::spawn(listen::serve(listener, None, stop.clone(), answer));
+    tokio::spawn(listen::serve(listener, None, IDLE, stop.clone(), answer));
     address
 }
 
@@ -165,7 +168,7 @@ impl Stage {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(listen::serve(listener, None, stop.clone(), answer));
+        tokio::spawn(listen::serve(listener, None, IDLE, stop.clone(), answer));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, guest, proxy, client, stop, _home: home }
     }
@@ -326,6 +329,58 @@ async fn a_stream_breaks_when_its_sandbox_ends() {
     assert!(answer.chunk().await.is_err(), "a killed stream must not look like one that ended well");
     let after = stage.get(PORT, "/health").send().await.unwrap();
     assert_eq!(after.json::<Value>().await.unwrap()["message"], "The sandbox was not found");
+}
+
+/// Streams have no time limit: what bounds an idle connection does not count while a request is under way.
+#[tokio::test]
+async fn streams_tunnels_and_requests_that_wait_may_be_silent_for_long() {
+    let silence = IDLE * 3;
+    let late = move || async move {
+        tokio::time::sleep(silence).await;
+        Ok::<_, io::Error>(Bytes::from_static(b"last"))
+    };
+    let stream = move || async move {
+        let first = stream::iter([Ok::<_, io::Error>(Bytes::from_static(b"first"))]);
+        Body::from_stream(first.chain(stream::once(late())))
+    };
+    let waits = move || async move { late().await.unwrap() };
+    let user = Router::new().route("/stream", get(stream)).route("/waits", get(waits));
+    let stage = Stage::new(echo(), user, ProxyOptions::default()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    stage.guest.ports.open.lock().insert(9000, listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut guest, _) = listener.accept().await.unwrap();
+        read_head(&mut guest).await;
+        guest
+            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")
+            .await
+            .unwrap();
+        tokio::time::sleep(silence).await;
+        guest.write_all(b"last").await.unwrap();
+    });
+    let mut client = TcpStream::connect(stage.url.trim_start_matches("http://")).await.unwrap();
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\ne2b-sandbox-id: {}\r\ne2b-sandbox-port: 9000\r\n\r\n",
+        stage.guest.id
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
+    let tunnel = async {
+        let mut buffer = [0; 4];
+        client.read_exact(&mut buffer).await.unwrap();
+        buffer
+    };
+    let stage = &stage;
+    let whole = |path: &'static str| async move {
+        stage.get(3000, path).send().await.unwrap().bytes().await.unwrap()
+    };
+    let (streamed, waited, tunnelled) = tokio::join!(whole("/stream"), whole("/waits"), tunnel);
+    assert_eq!((&streamed[..], &waited[..], &tunnelled), (&b"firstlast"[..], &b"last"[..], b"last"));
+
+    // And it does count: a connection on which nothing is asked is closed.
+    let mut idle = TcpStream::connect(stage.url.trim_start_matches("http://")).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(30), idle.read(&mut [0; 64])).await.unwrap();
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
 }
 
 #[tokio::test]
