@@ -7,7 +7,8 @@
 //! format.json                     {"format": 1}; a newer one is refused
 //! blobs/sha256/<ab>/<hex>         layers and vm states, by the sha256 of their bytes
 //! checkpoints/<id>.json           manifests; name blobs by digest only; never changed
-//! teams/<team>/<key>.json         documents: {"format", "revision", "value"}; changed by conditional puts
+//! teams/<team>/<key>.json         documents: {"format", "revision", "value"}; changed by conditional puts. Those of paused sandboxes
+//!                                 (`paused/<id>`) are described in [`paused`]
 //! commits/<uuid>.json             blobs that a commit under way relies on
 //! collections/<uuid>.json         there while a garbage collection deletes
 //! ```
@@ -33,10 +34,12 @@ mod collect;
 mod documents;
 mod elsewhere;
 mod layout;
+pub mod paused;
 pub mod repository;
 mod stall;
 mod traces;
 
 pub use check::{Damage, Depth, Usage};
 pub use collect::{Collection, DryRun, GcReport, Pace, Progress, Watcher};
+pub use paused::{Holder, Offer, PausedError, PausedSandbox, PausedSandboxes, PausedState};
 pub use repository::{Backend, Layers, OssConfig, Repository, RepositoryError, Versioned};

@@ -263,6 +263,14 @@ impl Repository {
         Ok(&self.backend)
     }
 
+    /// Fails when the format marker, which every repository has, is not there now.
+    pub(crate) async fn still_there(&self) -> Result<(), RepositoryError> {
+        match documents::read(self.opened().await?, &layout::marker()).await? {
+            Some(_) => Ok(()),
+            None => Err(store_error("looking at the repository")("its format marker is not there")),
+        }
+    }
+
     /// The same repository, whose fetches bring layers in this way.
     pub fn with_layers(self, layers: Layers) -> Self {
         Self { layers, ..self }

@@ -6,12 +6,12 @@
 use std::{collections::BTreeSet, fs, path::Path, sync::Arc, time::Duration};
 
 use aenv_repository::{
-    Backend, Collection, Damage, Depth, DryRun, GcReport, Layers, OssConfig, Pace, Progress, Repository,
-    RepositoryError,
+    Backend, Collection, Damage, Depth, DryRun, GcReport, Holder, Layers, Offer, OssConfig, Pace,
+    PausedError, PausedSandboxes, PausedState, Progress, Repository, RepositoryError,
 };
 use aenv_types::{
     Checkpoint, CheckpointId, Digest, DiskImage, GuestContext, Home, LayerName, LayerRef, Lineage,
-    MachineShape, Origin, TeamId, VmState,
+    MachineShape, Origin, SandboxId, TeamId, VmState,
 };
 
 const NO_DAMAGE: [Damage; 0] = [];
@@ -637,4 +637,103 @@ async fn an_object_store_without_region_is_an_error() {
     };
     let error = Repository::open(Backend::Oss(config), node.home.clone()).await.err().unwrap();
     assert!(matches!(&error, RepositoryError::Config(text) if text.contains("region")), "{error}");
+}
+
+fn holder(name: &str) -> Holder {
+    Holder { id: uuid::Uuid::new_v4(), name: name.to_owned() }
+}
+
+fn lost<T: std::fmt::Debug>(outcome: Result<T, PausedError>) -> (PausedState, String) {
+    match outcome {
+        Err(PausedError::Lost { state, holder }) => (state, holder.name),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_goes_from_node_to_node_and_comes_to_an_end() {
+    for store in Store::all() {
+        let (node, team, id) = (Node::new(), TeamId::default_team(), SandboxId::random());
+        let repository = store.open(&node).await;
+        let [a, b] = ["a", "b"].map(|name| PausedSandboxes::new(repository.clone(), holder(name)));
+        assert_eq!(b.find(&team, &id).await.unwrap(), None);
+        let offer = |generation| Offer {
+            generation,
+            checkpoint: CheckpointId::random(),
+            record: serde_json::json!({"of": generation}),
+        };
+        a.announce(&team, &id).await.unwrap();
+        // After a crash in between it does the same again.
+        a.announce(&team, &id).await.unwrap();
+        assert_eq!(lost(b.claim(&team, &id, 1).await), (PausedState::Held, "a".to_owned()));
+        let first = offer(1);
+        a.offer(&team, &id, &first).await.unwrap();
+        a.offer(&team, &id, &first).await.unwrap();
+        let found = b.find(&team, &id).await.unwrap().unwrap();
+        assert_eq!((found.state, found.generation, &found.record), (PausedState::Paused, 1, &first.record));
+        b.claim(&team, &id, 1).await.unwrap();
+        b.claim(&team, &id, 1).await.unwrap();
+        // What it was launched from is still named, what is in it is nobody's business.
+        let found = a.find(&team, &id).await.unwrap().unwrap();
+        assert_eq!((found.checkpoint, found.record.is_null()), (Some(first.checkpoint), true));
+        assert_eq!(lost(a.claim(&team, &id, 1).await), (PausedState::Held, "b".to_owned()));
+        assert_eq!(lost(a.offer(&team, &id, &offer(1)).await), (PausedState::Held, "b".to_owned()));
+        assert_eq!(lost(a.end(&team, &id).await), (PausedState::Held, "b".to_owned()));
+        b.offer(&team, &id, &offer(2)).await.unwrap();
+        assert_eq!(lost(a.claim(&team, &id, 1).await), (PausedState::Paused, "b".to_owned()));
+        a.claim(&team, &id, 2).await.unwrap();
+        a.end(&team, &id).await.unwrap();
+        a.end(&team, &id).await.unwrap();
+        assert_eq!(lost(b.claim(&team, &id, 2).await), (PausedState::Ended, "a".to_owned()));
+        assert!(!b.find(&team, &id).await.unwrap().unwrap().is_over(), "b may hear of it for weeks");
+        // Other teams have other sandboxes.
+        assert_eq!(b.find(&"other".parse().unwrap(), &id).await.unwrap(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_nodes_that_claim_a_sandbox_one_has_it() {
+    for store in Store::all() {
+        let (team, id) = (TeamId::default_team(), SandboxId::random());
+        let first = Node::new();
+        let owner = PausedSandboxes::new(store.open(&first).await, holder("owner"));
+        owner.announce(&team, &id).await.unwrap();
+        for generation in 1..=5 {
+            let current = owner.find(&team, &id).await.unwrap().unwrap().holder;
+            let of_current = PausedSandboxes::new(store.open(&first).await, current);
+            let (checkpoint, record) = (CheckpointId::random(), serde_json::Value::Null);
+            of_current.offer(&team, &id, &Offer { generation, checkpoint, record }).await.unwrap();
+            let mut claims = Vec::new();
+            for _ in 0..6 {
+                let node = Node::new();
+                let seen = PausedSandboxes::new(store.open(&node).await, holder("claims"));
+                let (team, id) = (team.clone(), id.clone());
+                claims.push(tokio::spawn(async move {
+                    let claimed = seen.claim(&team, &id, generation).await;
+                    drop(node);
+                    claimed.map(|()| seen.own().id)
+                }));
+            }
+            let mut winners = Vec::new();
+            for claim in claims {
+                match claim.await.unwrap() {
+                    Ok(winner) => winners.push(winner),
+                    other => assert_eq!(lost(other).0, PausedState::Held),
+                }
+            }
+            assert_eq!(winners, [owner.find(&team, &id).await.unwrap().unwrap().holder.id]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn in_a_folder_that_is_not_mounted_no_sandbox_is_missing() {
+    let (store, node) = (Store::posix(), Node::new());
+    let (team, id) = (TeamId::default_team(), SandboxId::random());
+    let a = PausedSandboxes::new(store.open(&node).await, holder("a"));
+    assert_eq!(a.find(&team, &id).await.unwrap(), None);
+    fs::rename(store.root().join("format.json"), store.root().join("elsewhere.json")).unwrap();
+    assert!(matches!(a.find(&team, &id).await, Err(RepositoryError::Store { .. })));
+    let claimed = a.claim(&team, &id, 1).await;
+    assert!(matches!(claimed, Err(PausedError::Repository(RepositoryError::Store { .. }))), "{claimed:?}");
 }
