@@ -32,9 +32,10 @@ impl Actor {
 
     async fn checkpoint_of_paused(&self, mode: CaptureMode) -> Result<Checkpoint, SandboxError> {
         let mut checkpoint = Checkpoint::clone(&*self.manifest().await?);
-        if mode == CaptureMode::Filesystem && checkpoint.has_memory() {
-            checkpoint.lineage.parent = Some(checkpoint.id);
-            checkpoint.id = CheckpointId::random();
+        // Each snapshot is a checkpoint of its own: what one caller releases or deletes is nobody else's.
+        checkpoint.lineage.parent = Some(checkpoint.id);
+        checkpoint.id = CheckpointId::random();
+        if mode == CaptureMode::Filesystem {
             (checkpoint.engine, checkpoint.vm_state, checkpoint.memory) = (None, None, None);
         }
         let checkpoints = &self.node.checkpoints;

@@ -233,6 +233,36 @@ async fn a_sandbox_is_created_paused_resumed_and_removed() {
 }
 
 #[tokio::test]
+async fn snapshots_of_one_pause_do_not_need_each_other() {
+    let scene = Scene::new();
+    let node = scene.start().await.unwrap();
+    let id = node.create(scene.request(LONG)).await.unwrap().id;
+    scene.world.write(&id, 1);
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    // Two callers publish what is paused; meanwhile it is resumed, changed, and paused again.
+    let first = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+    let second = node.capture(&team(), &id, PauseMode::Full).await.unwrap();
+    assert_ne!(first.id, second.id);
+    resume(&node, &id).await.unwrap();
+    scene.world.write(&id, 2);
+    node.pause(&team(), &id, PauseMode::Full).await.unwrap();
+    // The first one is done. The collector has looked when what only it had is gone.
+    node.release(&first.id);
+    until(|| !scene.home().checkpoint(&first.id).exists()).await;
+    node.collect_soon();
+    let garbage = LayerName::new_local();
+    std::fs::write(scene.home().layer(&garbage), "7").unwrap();
+    until(|| {
+        node.collect_soon();
+        !scene.home().layer(&garbage).exists()
+    })
+    .await;
+    let kept: Vec<_> =
+        second.layers().map(|layer| layer.name).chain(second.vm_state.map(|s| s.name)).collect();
+    assert!(kept.iter().all(|name| scene.home().has_layer(name)), "the second one has lost its layers");
+}
+
+#[tokio::test]
 async fn what_a_cache_keeps_stays_until_it_is_forgotten() {
     let scene = Scene::new();
     let node = scene.start().await.unwrap();
