@@ -30,9 +30,9 @@ pub use node::{DiskMetrics, MachineInfo, Node, NodeEngine, NodeExport, NodeMetri
 pub use repository::{CheckRepository, CollectRepository, RepositoryUsage, TeamUsage};
 pub use sandbox::{
     AttachedDrive, AutoResume, BatchRequest, ColdSandbox, ConnectRequest, ConnectRequestV2, ForkRequest,
-    ForkResult, Lifecycle, ListedSandbox, NewSandbox, OnTimeout, PauseMode, PauseRequest, RefreshRequest,
-    ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo, SnapshotRequest,
-    TimeoutRequest, VolumeMount,
+    ForkResult, Lifecycle, ListedSandbox, NewSandbox, OnTimeout, PauseMode, PauseRequest, Publication,
+    RefreshRequest, ResumeRequest, RollbackRequest, Sandbox, SandboxDetail, SandboxState, SnapshotInfo,
+    SnapshotRequest, TimeoutRequest, VolumeMount,
 };
 pub use secret::{NewSecret, Secret, SecretUpdate};
 pub use template::{

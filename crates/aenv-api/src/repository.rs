@@ -32,6 +32,9 @@ pub struct TeamUsage {
     pub templates: u64,
     /// Snapshots.
     pub snapshots: u64,
+    /// Paused sandboxes that were published.
+    #[serde(default)]
+    pub paused: u64,
     /// Their checkpoints.
     pub checkpoints: u64,
     /// Bytes of their blobs, each counted once. What teams share counts for each of them.

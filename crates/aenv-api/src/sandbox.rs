@@ -267,6 +267,21 @@ pub struct ListedSandbox {
     /// Mounted volumes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_mounts: Vec<VolumeMount>,
+    /// Of a paused one, where they are published: what other nodes can do with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publication: Option<Publication>,
+}
+
+/// What other nodes can do with a paused sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Publication {
+    /// Nothing yet: it is on its way to the repository.
+    Pending,
+    /// Resume it.
+    Published,
+    /// Nothing: it has volumes, which only its node has.
+    Stays,
 }
 
 /// One sandbox, with all there is to know.

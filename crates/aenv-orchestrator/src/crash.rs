@@ -7,7 +7,7 @@
 pub const CRASH_VARIABLE: &str = "AENV_CRASH_POINT";
 
 /// Every point, in the order in which a sandbox meets them.
-pub const CRASH_POINTS: [&str; 34] = [
+pub const CRASH_POINTS: [&str; 40] = [
     "create.noted",
     "launch.slot",
     "launch.exports",
@@ -42,6 +42,12 @@ pub const CRASH_POINTS: [&str; 34] = [
     "kill.journaled",
     "collect.manifest",
     "collect.layer",
+    "share.announced",
+    "share.committed",
+    "share.noted",
+    "share.offered",
+    "share.claimed",
+    "share.brought",
 ];
 
 /// The armed point of this process, if any.

@@ -50,7 +50,8 @@ impl Deadline {
     }
 }
 
-fn retry_after(failures: u32) -> Duration {
+/// When what failed so many times before is tried again.
+pub(crate) fn retry_after(failures: u32) -> Duration {
     Duration::from_secs(2).saturating_mul(1 << failures.min(6)).min(RETRY_CAP)
 }
 

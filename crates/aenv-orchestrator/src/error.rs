@@ -20,6 +20,24 @@ pub enum SandboxError {
     /// The sandbox was deleted while the operation waited.
     #[error("sandbox {0} was deleted")]
     Deleted(SandboxId),
+    /// Another node has it.
+    #[error("sandbox {id} is on another node, {node}; ask there")]
+    Elsewhere {
+        /// Which.
+        id: SandboxId,
+        /// The node's name.
+        node: String,
+    },
+    /// It cannot be known whether another node has it.
+    #[error(
+        "the repository, which says whether another node has sandbox {id}, does not answer; try again in {retry_after:?}"
+    )]
+    RepositoryAway {
+        /// Which.
+        id: SandboxId,
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// The sandbox failed and can only be deleted.
     #[error("sandbox {id} has failed: {reason}")]
     Failed {

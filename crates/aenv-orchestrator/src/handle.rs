@@ -4,6 +4,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_blockd::Exports;
 use aenv_net::Network;
+use aenv_repository::Repository;
 use aenv_types::{
     CacheRecord, Checkpoint, CheckpointId, Digest, EgressPolicy, EngineStamp, Home, LayerName, SandboxId,
     TeamId, Token,
@@ -26,11 +27,13 @@ use crate::{
     reconcile,
     sandbox::{Command, NetworkChange, Published, Stage, spawn_new},
     seams::Seams,
-    standby,
+    shared, standby,
 };
 
 /// Children of one fork.
 const MAX_CHILDREN: u32 = 100;
+/// How often a sandbox that other nodes have, too, is brought here for one request.
+const BROUGHT: u32 = 3;
 /// How long a shutdown waits for what is under way.
 const SHUTDOWN: Duration = Duration::from_secs(60);
 
@@ -58,6 +61,18 @@ pub struct Parts {
     pub volumes: Volumes,
     /// Limits and times.
     pub settings: Settings,
+    /// The repository that other nodes may have in common with this one.
+    pub sharing: Option<Sharing>,
+}
+
+/// How paused sandboxes are shared with other nodes.
+pub struct Sharing {
+    /// Where.
+    pub repository: Repository,
+    /// This node's name, for people.
+    pub node: String,
+    /// Whether its paused sandboxes are published, and those of others brought here. What was published before is respected either way.
+    pub publish: bool,
 }
 
 /// Lists a cache's records; may block.
@@ -159,6 +174,7 @@ impl Orchestrator {
         node.tasks.spawn(metrics::run(Arc::clone(&node)));
         node.tasks.spawn(collector::run(Arc::clone(&node)));
         node.tasks.spawn(standby::keep(Arc::clone(&node)));
+        node.tasks.spawn(shared::run(Arc::clone(&node)));
         Ok(Self { node })
     }
 
@@ -259,15 +275,46 @@ impl Orchestrator {
         mode: PauseMode,
     ) -> Result<(SandboxView, bool), SandboxError> {
         self.open()?;
-        self.node.registry.of_team(team, id)?.ask(|reply| Command::Resume { timeout, mode, reply }).await
+        for _ in 0..BROUGHT {
+            let cell = match self.node.registry.of_team(team, id) {
+                Ok(cell) => cell,
+                Err(_) => shared::bring(&self.node, team, id).await?,
+            };
+            match cell.ask(|reply| Command::Resume { timeout, mode, reply }).await {
+                // Another node has had it since; it may be paused again by now.
+                Err(SandboxError::Elsewhere { .. }) => cell.gone().await?,
+                Err(SandboxError::Deleted(id)) => {
+                    cell.gone().await?;
+                    return Err(SandboxError::Deleted(id));
+                }
+                answer => return answer,
+            }
+        }
+        Err(SandboxError::NotFound(id.clone()))
     }
 
     /// Removes it, running or paused.
     pub async fn kill(&self, team: &TeamId, id: &SandboxId) -> Result<(), SandboxError> {
-        let cell = self.node.registry.of_team(team, id)?;
+        let Ok(cell) = self.node.registry.of_team(team, id) else {
+            self.open()?;
+            return shared::end(&self.node, team, id).await;
+        };
         self.open()?;
+        if self.node.shares.is_some() && cell.now().stage == Stage::Paused {
+            match cell.ask(|reply| Command::Condemn { reply }).await {
+                Err(SandboxError::Elsewhere { .. }) => {
+                    cell.gone().await?;
+                    return shared::end(&self.node, team, id).await;
+                }
+                Err(SandboxError::Deleted(id)) => {
+                    cell.gone().await?;
+                    return Err(SandboxError::Deleted(id));
+                }
+                condemned => condemned?,
+            }
+        }
         cell.kill.cancel();
-        cell.wait_for(|now| now.stage == Stage::Gone).await.map(drop)
+        cell.gone().await
     }
 
     /// Moves the deadline of a running sandbox.
@@ -329,9 +376,19 @@ impl Orchestrator {
     pub fn get(&self, team: &TeamId, id: &SandboxId) -> Result<SandboxView, SandboxError> {
         let now = self.node.registry.of_team(team, id)?.now();
         match (now.stage.shown(), now.stage) {
-            (Some(state), _) => Ok(now.record.view(state)),
+            (Some(state), _) => Ok(self.node.view(&now.record, state)),
             (None, Stage::Failed(reason)) => Err(SandboxError::Failed { id: id.clone(), reason }),
             (None, _) => Err(SandboxError::NotFound(id.clone())),
+        }
+    }
+
+    /// One sandbox, also one that is not here but may be brought here.
+    pub async fn find(&self, team: &TeamId, id: &SandboxId) -> Result<SandboxView, SandboxError> {
+        match self.get(team, id) {
+            Err(SandboxError::NotFound(_)) if self.node.registry.any(id).is_err() => {
+                shared::look(&self.node, team, id).await
+            }
+            found => found,
         }
     }
 
@@ -352,7 +409,7 @@ impl Orchestrator {
         let shown = cells.filter_map(|cell| {
             let now = cell.now();
             let state = now.stage.shown().filter(|_| !now.record.hidden)?;
-            Some(now.record.view(state))
+            Some(self.node.view(&now.record, state))
         });
         shown.collect()
     }

@@ -27,6 +27,7 @@ mod reconcile;
 pub mod request;
 mod sandbox;
 mod seams;
+mod shared;
 mod standby;
 pub mod view;
 
@@ -36,9 +37,11 @@ mod tests;
 pub use crash::{CRASH_POINTS, CRASH_VARIABLE};
 pub use error::{SandboxError, TeamResource};
 pub use expiries::Expiry;
-pub use handle::{Blobs, CacheListing, Orchestrator, Parts, Settings, StandbySettings, StartError, Wake};
+pub use handle::{
+    Blobs, CacheListing, Orchestrator, Parts, Settings, Sharing, StandbySettings, StartError, Wake,
+};
 pub use home_lock::HomeLock;
 pub use request::{
     CaptureMode, CreateRequest, Lifecycle, OnTimeout, PauseMode, ProxyOptions, TeamLimits, Timeout,
 };
-pub use view::{ChildResult, Gate, MetricSample, Route, SandboxState, SandboxView, Timings};
+pub use view::{ChildResult, Gate, MetricSample, Publication, Route, SandboxState, SandboxView, Timings};

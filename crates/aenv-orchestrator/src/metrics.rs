@@ -8,6 +8,7 @@ use std::{
 use futures::{StreamExt, stream};
 
 use crate::{
+    Publication, SandboxState,
     node::Node,
     sandbox::{Cell, Stage},
 };
@@ -33,6 +34,12 @@ pub(crate) async fn run(node: Arc<Node>) {
         let cells = node.registry.all();
         metrics::gauge!("aenv_sandboxes_running")
             .set(cells.iter().filter(|cell| cell.now().stage == Stage::Running).count() as f64);
+        let pending = cells.iter().filter(|cell| {
+            let now = cell.now();
+            now.stage == Stage::Paused
+                && node.view(&now.record, SandboxState::Paused).publication == Some(Publication::Pending)
+        });
+        metrics::gauge!("aenv_paused_unpublished").set(pending.count() as f64);
         let round = stream::iter(cells).for_each_concurrent(PARALLEL, |cell| sample(&node, cell));
         tokio::select! {
             () = node.closing.cancelled() => return,

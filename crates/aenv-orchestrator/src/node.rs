@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    CacheListing, HomeLock, SandboxError, Settings,
+    CacheListing, HomeLock, Publication, SandboxError, SandboxState, SandboxView, Settings,
     admission::{Admission, Claim, Permit, Refusal},
     checkpoints::Checkpoints,
     crash::CrashPoints,
@@ -20,6 +20,7 @@ use crate::{
     journal::Journal,
     sandbox::{Cell, Record},
     seams::Seams,
+    shared::{Shared, Shares},
     standby::Standbys,
 };
 
@@ -55,6 +56,8 @@ pub(crate) struct Node {
     pub closing: CancellationToken,
     /// Actors and launches of children.
     pub tasks: TaskTracker,
+    /// What other nodes have to do with this one's sandboxes.
+    pub shares: Option<Shares>,
     /// Tells the collector that something may have become garbage.
     pub garbage: Notify,
     /// Held as long as the node lives.
@@ -112,6 +115,19 @@ impl Node {
             }
             _ => error,
         }
+    }
+
+    /// What a client is shown.
+    pub(crate) fn view(&self, record: &Record, state: SandboxState) -> SandboxView {
+        let publishes = self.shares.as_ref().is_some_and(|shares| shares.publish);
+        let publication = match record.shared {
+            _ if state != SandboxState::Paused => None,
+            Shared::Offered => Some(Publication::Published),
+            _ if !publishes => None,
+            _ if !record.volumes.is_empty() => Some(Publication::Stays),
+            _ => Some(Publication::Pending),
+        };
+        SandboxView { publication, ..record.view(state) }
     }
 
     /// Free bytes on the home's filesystem.

@@ -20,6 +20,18 @@ pub enum SandboxState {
     Paused,
 }
 
+/// What other nodes can do with a paused sandbox, where paused sandboxes are published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Publication {
+    /// Nothing yet: it is on its way.
+    Pending,
+    /// Resume it.
+    Published,
+    /// Nothing: it has something that only its node has.
+    Stays,
+}
+
 /// A sandbox as it is now.
 #[derive(Clone, Debug)]
 pub struct SandboxView {
@@ -63,6 +75,8 @@ pub struct SandboxView {
     pub volumes: Vec<VolumeMount>,
     /// What its last launch took.
     pub timings: Timings,
+    /// What other nodes can do with it.
+    pub publication: Option<Publication>,
 }
 
 /// What a launch took, in milliseconds.

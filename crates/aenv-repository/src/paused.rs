@@ -132,7 +132,11 @@ impl PausedSandboxes {
     }
 
     /// What is known of a sandbox.
-    pub async fn find(&self, team: &TeamId, id: &SandboxId) -> Result<Option<PausedSandbox>, RepositoryError> {
+    pub async fn find(
+        &self,
+        team: &TeamId,
+        id: &SandboxId,
+    ) -> Result<Option<PausedSandbox>, RepositoryError> {
         Ok(self.read(team, id).await?.map(|found| found.value))
     }
 
@@ -155,7 +159,9 @@ impl PausedSandboxes {
             ..self.held(id, None)
         };
         self.change(team, id, |found| match found {
-            Some(found) if found.state == PausedState::Paused && found.generation == offer.generation => Ok(None),
+            Some(found) if found.state == PausedState::Paused && found.generation == offer.generation => {
+                Ok(None)
+            }
             Some(found) => self.kept(found).map(|()| Some(offered())),
             None => Ok(Some(offered())),
         })
@@ -267,6 +273,14 @@ impl Repository {
     /// Keys of a team's documents of paused sandboxes.
     pub async fn paused_keys(&self, team: &TeamId) -> Result<Vec<String>, RepositoryError> {
         self.list(team, FOLDER).await
+    }
+
+    /// Removes the document of a sandbox that is [over](PausedSandbox::is_over).
+    pub async fn forget_paused(&self, team: &TeamId, id: &SandboxId) -> Result<(), RepositoryError> {
+        match self.delete(team, &key(id)).await {
+            Err(RepositoryError::NotFound(_)) => Ok(()),
+            removed => removed,
+        }
     }
 }
 

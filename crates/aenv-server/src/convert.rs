@@ -1,7 +1,9 @@
 //! From what the orchestrator shows to what is on the wire.
 
 use aenv_api as wire;
-use aenv_orchestrator::{ChildResult, MetricSample, OnTimeout, PauseMode, SandboxState, SandboxView};
+use aenv_orchestrator::{
+    ChildResult, MetricSample, OnTimeout, PauseMode, Publication, SandboxState, SandboxView,
+};
 use aenv_template::Snapshot;
 use chrono::{DateTime, SubsecRound, Utc};
 
@@ -46,6 +48,11 @@ pub fn listed(view: &SandboxView) -> wire::ListedSandbox {
         metadata: view.metadata.clone(),
         envd_unresponsive_at_pause: view.unresponsive_at_pause.then_some(true),
         volume_mounts: view.volumes.iter().map(mounted).collect(),
+        publication: view.publication.map(|publication| match publication {
+            Publication::Pending => wire::Publication::Pending,
+            Publication::Published => wire::Publication::Published,
+            Publication::Stays => wire::Publication::Stays,
+        }),
     }
 }
 
@@ -139,6 +146,7 @@ pub(crate) fn sample_view(id: &str) -> SandboxView {
         checkpoint: CheckpointId::random(),
         volumes: Vec::new(),
         timings: aenv_orchestrator::Timings::default(),
+        publication: None,
     }
 }
 

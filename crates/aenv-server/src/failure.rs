@@ -58,6 +58,12 @@ pub fn sandbox_error(error: SandboxError) -> ApiError {
         SandboxError::Failed { .. } => {
             ApiError::conflict(format!("{text}; delete it and create another")).with_code("sandbox_failed")
         }
+        SandboxError::Elsewhere { .. } => ApiError::not_found(text).with_code("sandbox_on_another_node"),
+        SandboxError::RepositoryAway { retry_after, .. } => {
+            let away =
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text).with_code("repository_unavailable");
+            ApiError { retry_after_secs: Some(retry_after.as_secs().max(1)), ..away }
+        }
         SandboxError::Full { retry_after, .. } => {
             let secs = retry_after.as_secs().max(1);
             ApiError::too_many(text, secs).with_code("sandbox_capacity_unavailable")

@@ -10,7 +10,9 @@ use aenv_blockd::{Export, ExportChoice, Exports};
 use aenv_egress::{Authority, GatedSlots, Purpose, SecretSource, Trust};
 use aenv_image::{ImageLimits, ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
-use aenv_orchestrator::{Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, StandbySettings};
+use aenv_orchestrator::{
+    Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, Sharing, StandbySettings,
+};
 use aenv_remote::{CacheSettings, Remotes};
 use aenv_repository::{Backend, Layers, OssConfig, Repository};
 use aenv_template::Templates;
@@ -87,10 +89,21 @@ pub async fn open(config: &Config, home: &Home) -> anyhow::Result<Node> {
         modules: artifacts.modules,
         volumes: volumes.clone(),
         settings: limits(config, blobs),
+        sharing: Some(Sharing {
+            repository: repository.clone(),
+            node: name(config),
+            publish: config.snapshot.publish_paused,
+        }),
     })
     .await?;
     let templates = Templates::open(home.clone(), repository, orchestrator.clone(), images.clone()).await?;
     Ok(Node { orchestrator, templates, images, volumes, secrets, engine: why, export })
+}
+
+/// The configured id, or the host's name.
+pub fn name(config: &Config) -> String {
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    config.node_identity.id.clone().unwrap_or_else(host)
 }
 
 /// The QEMU engine of this configuration.

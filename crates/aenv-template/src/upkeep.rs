@@ -9,9 +9,9 @@ use std::{
 };
 
 use aenv_repository::{
-    Collection, Damage, Depth, DryRun, GcReport, Repository, RepositoryError, Usage, Watcher,
+    Collection, Damage, Depth, DryRun, GcReport, PausedSandbox, Repository, RepositoryError, Usage, Watcher,
 };
-use aenv_types::{CheckpointId, Digest, TeamId, TemplateId};
+use aenv_types::{CheckpointId, Digest, TeamId};
 use chrono::{TimeDelta, Utc};
 use serde::Serialize;
 
@@ -19,6 +19,8 @@ use crate::{Catalog, Kind, Template, TemplateError, document::NameOwner};
 
 /// Between the commit of a manifest and the document that names it lies one write; an hour is far beyond it.
 const NAMING: Duration = Duration::from_secs(3600);
+/// Kind of the owner of a checkpoint that a sandbox is paused in.
+const PAUSED: &str = "paused";
 
 /// What a garbage collection found or did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,14 +39,21 @@ pub struct Collected {
 pub struct Owner {
     /// The team.
     pub team: TeamId,
-    /// `template` or `snapshot`.
+    /// `template`, `snapshot` or `paused` (a sandbox).
     pub kind: &'static str,
     /// Its id.
-    pub id: TemplateId,
+    pub id: String,
     /// Its names; a snapshot may have none.
     pub names: Vec<String>,
     /// Tags of the build that it is.
     pub tags: Vec<String>,
+}
+
+impl Owner {
+    /// Whether it can still be reached: old builds cannot.
+    fn is_reached(&self) -> bool {
+        self.kind == PAUSED || !self.tags.is_empty()
+    }
 }
 
 /// One thing that a check found.
@@ -96,6 +105,8 @@ pub struct TeamUsage {
     pub templates: u64,
     /// Snapshots.
     pub snapshots: u64,
+    /// Paused sandboxes that were published.
+    pub paused: u64,
     /// Their checkpoints.
     pub checkpoints: u64,
     /// Bytes of the blobs of its checkpoints, each counted once. Blobs that teams share count for each of them.
@@ -117,6 +128,7 @@ pub struct Account {
 #[derive(Default)]
 struct Documents {
     templates: Vec<(TeamId, Template)>,
+    paused: Vec<(TeamId, PausedSandbox)>,
     owners: HashMap<CheckpointId, Vec<Owner>>,
     findings: Vec<Finding>,
 }
@@ -163,6 +175,9 @@ impl Catalog {
             }
         }
         if collection.dry_run == DryRun::No {
+            for (team, paused) in documents.paused.iter().filter(|(_, paused)| paused.is_over()) {
+                self.repository().forget_paused(team, &paused.sandbox).await?;
+            }
             for id in &manifests {
                 match repository.remove(id).await {
                     Ok(()) | Err(RepositoryError::NotFound(_)) => {}
@@ -181,7 +196,7 @@ impl Catalog {
         let takes = |checkpoints: &[CheckpointId]| -> Vec<Owner> {
             let owners = checkpoints.iter().filter_map(|id| documents.owners.get(id)).flatten();
             let mut found: Vec<Owner> = Vec::new();
-            for owner in owners.filter(|owner| !owner.tags.is_empty()) {
+            for owner in owners.filter(|owner| owner.is_reached()) {
                 if !found.contains(owner) {
                     found.push(owner.clone());
                 }
@@ -213,7 +228,7 @@ impl Catalog {
         }
         for (id, owners) in &documents.owners {
             if !ids.contains(id) && repository.committed_at(id).await?.is_none() {
-                let takes = owners.iter().filter(|owner| !owner.tags.is_empty()).cloned().collect();
+                let takes = owners.iter().filter(|owner| owner.is_reached()).cloned().collect();
                 findings.push(Finding { takes, ..Finding::new("missing_manifest", id) });
             }
         }
@@ -243,18 +258,36 @@ impl Catalog {
                 blobs.entry(team.clone()).or_default().extend(blobs_of(repository, id).await?);
             }
         }
+        for (team, paused) in &documents.paused {
+            let Some(id) = &paused.checkpoint else { continue };
+            let usage = teams.entry(team.clone()).or_default();
+            usage.paused += 1;
+            usage.checkpoints += 1;
+            blobs.entry(team.clone()).or_default().extend(blobs_of(repository, id).await?);
+        }
         for (team, blobs) in blobs {
             teams.entry(team).or_default().bytes = blobs.into_values().sum();
         }
         Ok(Account { total, teams })
     }
 
-    /// Bytes of the blobs of a team's templates and snapshots, each counted once.
+    /// Bytes of the blobs of a team's templates, snapshots and published paused sandboxes, each counted once.
     pub async fn team_bytes(&self, team: &TeamId) -> Result<u64, TemplateError> {
         let mut blobs: HashMap<Digest, u64> = HashMap::new();
         for template in self.list(team).await? {
             for id in template.builds.iter().filter_map(|build| build.checkpoint.as_ref()) {
                 blobs.extend(blobs_of(self.repository(), id).await?);
+            }
+        }
+        for key in self.repository().paused_keys(team).await? {
+            match self.repository().get::<PausedSandbox>(team, &key).await {
+                Ok(found) => {
+                    if let Some(id) = &found.value.checkpoint {
+                        blobs.extend(blobs_of(self.repository(), id).await?);
+                    }
+                }
+                Err(RepositoryError::NotFound(_)) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(blobs.into_values().sum())
@@ -281,6 +314,23 @@ async fn documents(repository: &Repository) -> Result<Documents, TemplateError> 
                         all.owners.entry(id).or_default().push(owner(&team, &found.value, build.id));
                     }
                     all.templates.push((team.clone(), found.value));
+                }
+                Err(error) => unread(&mut all, &team, &key, error)?,
+            }
+        }
+        for key in repository.paused_keys(&team).await? {
+            match repository.get::<PausedSandbox>(&team, &key).await {
+                Ok(found) => {
+                    if let Some(id) = found.value.checkpoint.clone() {
+                        all.owners.entry(id).or_default().push(Owner {
+                            team: team.clone(),
+                            kind: PAUSED,
+                            id: found.value.sandbox.to_string(),
+                            names: Vec::new(),
+                            tags: Vec::new(),
+                        });
+                    }
+                    all.paused.push((team.clone(), found.value));
                 }
                 Err(error) => unread(&mut all, &team, &key, error)?,
             }
@@ -334,7 +384,7 @@ fn owner(team: &TeamId, template: &Template, build: aenv_types::BuildId) -> Owne
             Kind::Template => "template",
             Kind::Snapshot { .. } => "snapshot",
         },
-        id: template.id.clone(),
+        id: template.id.to_string(),
         names: template.names.iter().map(ToString::to_string).collect(),
         tags: template
             .tags

@@ -69,6 +69,11 @@ impl Home {
         Ok(())
     }
 
+    /// The id of the node, by which other nodes know it.
+    pub fn node_id(&self) -> PathBuf {
+        self.home.join("node-id")
+    }
+
     /// The journal.
     pub fn journal(&self) -> PathBuf {
         self.home.join("journal.db")

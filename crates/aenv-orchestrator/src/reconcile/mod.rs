@@ -40,6 +40,7 @@ use crate::{
     journal::Journal,
     node::{Node, Registry},
     seams::Seams,
+    shared::Shares,
     standby::Standbys,
 };
 
@@ -53,6 +54,8 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
         Journal::open(&path).map_err(|error| StartError::Journal { path, message: error.to_string() })?;
     let stamp =
         parts.engine.stamp(&parts.kernel).await.map_err(|error| part("the engine cannot be used", &error))?;
+    let shares = parts.sharing.map(|sharing| Shares::open(&home, sharing)).transpose();
+    let shares = shares.map_err(|error| part("the node's id cannot be read or made", &error))?;
     let node = Arc::new(Node {
         checkpoints: Checkpoints::new(home.clone()),
         admission: Arc::new(Admission::new(&parts.settings)),
@@ -65,6 +68,7 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
         volumes: parts.volumes,
         standbys: Standbys::new(parts.settings.standby),
         settings: parts.settings,
+        shares,
         stamp,
         resolvers: aenv_net::default_dns(),
         seams,

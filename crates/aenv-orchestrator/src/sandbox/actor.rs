@@ -14,6 +14,7 @@ use super::{
     Cell, Command, Phase, Record, Reply, Stage,
     cell::{Published, QUEUE},
     merge::Merging,
+    publish::{PublishError, Publishing, Ready},
 };
 use crate::{
     CreateRequest, Route, SandboxError, SandboxState, SandboxView,
@@ -38,6 +39,7 @@ pub(super) struct Actor {
     pub(super) generation: Option<Generation>,
     pub(super) deadline: Deadline,
     pub(super) merging: Merging,
+    pub(super) publishing: Publishing,
     state: watch::Sender<Published>,
     commands: mpsc::Receiver<Command>,
 }
@@ -50,6 +52,7 @@ enum Event {
     Command(Command),
     Expired,
     Merged(Result<Merged, SandboxError>),
+    Published(Result<Ready, PublishError>),
 }
 
 /// A sandbox that was found alive or paused at start.
@@ -121,6 +124,7 @@ impl Actor {
             generation,
             deadline: Deadline::default(),
             merging: Merging::default(),
+            publishing: Publishing::default(),
             state,
             commands,
         })
@@ -198,19 +202,22 @@ impl Actor {
     /// The loop.
     async fn run(mut self: Box<Self>) {
         loop {
+            self.publish_if_due();
             match self.next().await {
                 Event::Close => return,
                 Event::Kill => return self.kill().await,
                 Event::Exited(reason) => self.vmm_ended(reason).await,
                 Event::Expired => self.expire().await,
                 Event::Merged(outcome) => self.merged(outcome).await,
+                Event::Published(outcome) => self.published(outcome).await,
                 Event::Command(command) => self.handle(command).await,
             }
         }
     }
 
     async fn next(&mut self) -> Event {
-        let Self { node, cell, record, generation, deadline, merging, stage, commands, .. } = self;
+        let Self { node, cell, record, generation, deadline, merging, publishing, stage, commands, .. } =
+            self;
         let exited = async {
             match generation {
                 Some(generation) => generation.vm.exited().await,
@@ -232,6 +239,7 @@ impl Actor {
             Some(command) = commands.recv() => Event::Command(command),
             () = expired => Event::Expired,
             outcome = merging.done() => Event::Merged(outcome),
+            outcome = publishing.done() => Event::Published(outcome),
         }
     }
 
@@ -244,6 +252,8 @@ impl Actor {
             Command::SetNetwork { change, reply } => drop(reply.send(self.set_network(*change).await)),
             Command::Capture { mode, reply } => drop(reply.send(self.snapshot(mode).await)),
             Command::Fork { places, timeout, reply } => self.fork(places, timeout, reply).await,
+            Command::Condemn { reply } => drop(reply.send(self.condemn().await)),
+            Command::Check { reply } => drop(reply.send(self.check().await)),
             Command::Rollback { checkpoint, reply } => drop(reply.send(self.rollback(&checkpoint).await)),
         }
     }

@@ -58,6 +58,14 @@ pub(crate) enum Command {
         timeout: Duration,
         reply: Reply<Vec<ChildResult>>,
     },
+    /// It is about to be removed.
+    Condemn {
+        reply: Reply<()>,
+    },
+    /// Another node may have taken it.
+    Check {
+        reply: Reply<()>,
+    },
     Rollback {
         checkpoint: Arc<Checkpoint>,
         reply: Reply<SandboxView>,
@@ -125,6 +133,11 @@ impl Cell {
                 format!("it stayed in {:?} for {TRANSITION:?}", self.now().stage),
             )),
         }
+    }
+
+    /// Waits until nothing of it is there.
+    pub(crate) async fn gone(&self) -> Result<(), SandboxError> {
+        self.wait_for(|now| now.stage == Stage::Gone).await.map(drop)
     }
 
     /// Whether the guest has stopped answering.

@@ -16,6 +16,7 @@ impl Actor {
             tracing::error!(sandbox = %self.record.id, ?error, "a kill could not be noted");
         }
         self.node.crash.pass("kill.noted").await;
+        self.tell_end().await;
         self.vanish().await;
         tracing::info!(sandbox = %self.record.id, "removed");
     }

@@ -19,7 +19,8 @@
 //! * **Running**: VMM, exports, slot and a permit are held in one [`Generation`](crate::launch::Generation). The deadline counts.
 //! * **Pausing**: the checkpoint is made; only when it is durable and in the journal does the generation end. A pause that
 //!   fails goes back to Running with the vCPUs going on.
-//! * **Paused**: no process, no memory, no deadline.
+//! * **Paused**: no process, no memory, no deadline. Where nodes share paused sandboxes ([`crate::shared`]), it is published in the
+//!   background, and claimed before anything is done with it; one that another node has taken is Killing, then Gone.
 //! * **Resuming**: a launch with the same identity and the next generation number. If it fails, the sandbox is Paused as before.
 //! * **Snapshotting, Forking**: the vCPUs stop for the time of a copy; traffic is not refused.
 //! * **RollingBack**: the generation ends and an earlier checkpoint is launched.
@@ -36,6 +37,7 @@ mod change;
 mod ending;
 mod merge;
 mod pause;
+mod publish;
 mod record;
 mod resume;
 mod rollback;

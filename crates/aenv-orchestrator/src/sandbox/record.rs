@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CreateRequest, Lifecycle, ProxyOptions, SandboxState, SandboxView, TeamLimits, Timings, deadline,
+    shared::Shared,
 };
 
 /// A sandbox's durable state.
@@ -59,6 +60,9 @@ pub(crate) struct Record {
     pub unresponsive_at_pause: bool,
     pub envd_version: String,
     pub timings: Timings,
+    /// What other nodes know of it.
+    #[serde(default)]
+    pub shared: Shared,
 }
 
 /// What the next capture builds on.
@@ -168,6 +172,7 @@ impl Record {
             unresponsive_at_pause: false,
             envd_version: aenv_envd_api::ENVD_VERSION.to_owned(),
             timings: Timings::default(),
+            shared: Shared::No,
         }
     }
 
@@ -194,6 +199,7 @@ impl Record {
             checkpoint: self.checkpoint.clone(),
             volumes: self.volumes.clone(),
             timings: self.timings,
+            publication: None,
         }
     }
 

@@ -26,6 +26,7 @@ impl Actor {
         }
         self.node.disk_room()?;
         let permit = self.node.reserve(&Claim::of(&self.record)).await?;
+        self.claim().await?;
         let checkpoint = self.manifest().await?;
         let start = match mode {
             PauseMode::Full => Start::of(&checkpoint),

@@ -31,7 +31,11 @@ impl Actor {
         self.node.disk_room()?;
         let was_paused = self.stage == Stage::Paused;
         let extra = match was_paused {
-            true => Some(self.node.reserve(&Claim::of(&self.record)).await?),
+            true => {
+                let permit = self.node.reserve(&Claim::of(&self.record)).await?;
+                self.claim().await?;
+                Some(permit)
+            }
             false => None,
         };
         let left = (self.record.end_at - chrono::Utc::now()).to_std().unwrap_or_default();

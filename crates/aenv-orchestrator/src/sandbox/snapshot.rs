@@ -30,7 +30,8 @@ impl Actor {
         Ok(checkpoint)
     }
 
-    async fn checkpoint_of_paused(&self, mode: CaptureMode) -> Result<Checkpoint, SandboxError> {
+    async fn checkpoint_of_paused(&mut self, mode: CaptureMode) -> Result<Checkpoint, SandboxError> {
+        self.claim().await?;
         let mut checkpoint = Checkpoint::clone(&*self.manifest().await?);
         // Each snapshot is a checkpoint of its own: what one caller releases or deletes is nobody else's.
         checkpoint.lineage.parent = Some(checkpoint.id);

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     CreateRequest, Expiry, HomeLock, Lifecycle, OnTimeout, Orchestrator, Parts, PauseMode, ProxyOptions,
-    SandboxError, SandboxState, Settings, StandbySettings, StartError, Timeout, Wake,
+    SandboxError, SandboxState, Settings, Sharing, StandbySettings, StartError, Timeout, Wake,
     crash::{CrashPoints, HangPoint},
     seams::Seams,
 };
@@ -24,6 +24,8 @@ pub(super) struct Scene {
     pub world: Arc<World>,
     pub template: Arc<Checkpoint>,
     pub standby: StandbySettings,
+    /// A folder that nodes share.
+    pub repository: Option<std::path::PathBuf>,
 }
 
 pub(super) const LONG: Duration = Duration::from_secs(3600);
@@ -35,7 +37,7 @@ impl Scene {
         let home = home(folder.path());
         home.create().unwrap();
         // The base of the template is named by digest: it is not the node's own.
-        let base = LayerName::Digest(aenv_types::Digest::of(b"base"));
+        let base = LayerName::Digest(aenv_types::Digest::of(b"7"));
         std::fs::write(home.layer(&base), "7").unwrap();
         let disk = DiskImage {
             drive: "root".into(),
@@ -58,7 +60,7 @@ impl Scene {
             },
         };
         let (world, template) = (Arc::default(), Arc::new(template));
-        Self { folder, world, template, standby: StandbySettings::OFF }
+        Self { folder, world, template, standby: StandbySettings::OFF, repository: None }
     }
 
     pub fn home(&self) -> Home {
@@ -81,6 +83,16 @@ impl Scene {
         let limits = aenv_volume::Limits { count: 9, quota: 1 << 20, disk_reserve: 0 };
         let volumes = aenv_volume::Volumes::open(&home, limits);
         let volumes = volumes.map_err(|error| StartError::Part(error.to_string()))?;
+        let sharing = match &self.repository {
+            None => None,
+            Some(root) => {
+                let backend = aenv_repository::Backend::PosixFs { root: root.clone() };
+                let repository = aenv_repository::Repository::open(backend, home.clone()).await;
+                let repository = repository.map_err(|error| StartError::Part(error.to_string()))?;
+                let name = self.folder.path().file_name().unwrap().to_str().unwrap();
+                Some(Sharing { repository, node: name.to_owned(), publish: true })
+            }
+        };
         let parts = Parts {
             home,
             lock,
@@ -102,6 +114,7 @@ impl Scene {
                 blobs: crate::Blobs::Elsewhere,
                 standby: self.standby,
             },
+            sharing,
         };
         let seams = Seams { agent: Arc::new(all.clone()), images: Arc::new(all) };
         Orchestrator::start_with(parts, seams, CrashPoints::Hang(Arc::clone(point))).await

@@ -4,6 +4,7 @@
 mod crash;
 mod lives;
 mod property;
+mod shared;
 mod standby;
 mod world;
 

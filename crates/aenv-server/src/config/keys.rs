@@ -115,6 +115,11 @@ pub const KEYS: &[Key] = &[
     key("snapshot.background_fill", Bool, "fetch the rest of such layers in the background"),
     key("snapshot.remote_read_timeout_secs", Integer, "a read of a remote layer fails after so long"),
     key(
+        "snapshot.publish_paused",
+        Bool,
+        "paused sandboxes go to the repository, and any node that shares it resumes them",
+    ),
+    key(
         "backend.posix_fs.snapshot_store",
         Text,
         "folder of the posix_fs repository; <home_path>/repository when unset",

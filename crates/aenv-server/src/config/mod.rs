@@ -86,6 +86,7 @@ section! {
         on_demand: String,
         background_fill: bool,
         remote_read_timeout_secs: u64,
+        publish_paused: bool,
     }
     Backend { #[serde(default)] posix_fs: PosixFs, #[serde(default)] oss: Oss }
     PosixFs { snapshot_store: Option<PathBuf> }
@@ -170,6 +171,7 @@ gc_grace_secs = 86400
 on_demand = "auto"
 background_fill = false
 remote_read_timeout_secs = 30
+publish_paused = false
 
 [image]
 max_layer_table_mib = 64

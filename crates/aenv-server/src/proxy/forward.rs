@@ -219,6 +219,7 @@ impl Context<'_> {
         match error {
             SandboxError::NotFound(_)
             | SandboxError::Deleted(_)
+            | SandboxError::Elsewhere { .. }
             | SandboxError::Paused(_)
             | SandboxError::Failed { .. } => self.gone(),
             SandboxError::Running(_) => {

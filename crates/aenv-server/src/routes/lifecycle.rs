@@ -180,7 +180,7 @@ async fn resume(
     JsonOr(body): JsonOr<ResumeRequest>,
 ) -> Result<Response, Failure> {
     let duration = timeout(body.timeout, &state.config.orchestrator, &caller)?;
-    if state.orchestrator.get(&caller.team, &id)?.state == SandboxState::Running {
+    if state.orchestrator.find(&caller.team, &id).await?.state == SandboxState::Running {
         return Err(SandboxError::Running(id).into());
     }
     detached(async move {

@@ -15,6 +15,7 @@ use crate::{
     extract::PathText,
     failure::Failure,
     keys::{Caller, Role},
+    node,
     state::AppState,
 };
 
@@ -109,9 +110,7 @@ fn export(export: &Export) -> NodeExport {
 
 /// The configured id, or the host's name.
 pub fn node_id(state: &AppState) -> String {
-    let configured = state.config.node_identity.id.clone();
-    let host = || read("/proc/sys/kernel/hostname").trim().to_owned();
-    configured.unwrap_or_else(host)
+    node::name(&state.config)
 }
 
 fn read(path: &str) -> String {

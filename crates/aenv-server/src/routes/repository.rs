@@ -86,6 +86,7 @@ async fn usage(State(state): State<AppState>, caller: Caller) -> Result<Answer<R
         team: team.to_string(),
         templates: usage.templates,
         snapshots: usage.snapshots,
+        paused: usage.paused,
         checkpoints: usage.checkpoints,
         bytes: usage.bytes,
     };

@@ -73,7 +73,7 @@ async fn list_v2(State(state): State<AppState>, caller: Caller, query: Query) ->
     Ok(response)
 }
 
-/// One sandbox, running or paused.
+/// One sandbox, running or paused; also one that another node has published.
 #[utoipa::path(
     get, path = "/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path)),
     responses((status = 200, body = SandboxDetail), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody))
@@ -83,7 +83,7 @@ async fn show(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Json<SandboxDetail>, Failure> {
-    Ok(Json(convert::detail(&state.orchestrator.get(&caller.team, &id)?)))
+    Ok(Json(convert::detail(&state.orchestrator.find(&caller.team, &id).await?)))
 }
 
 /// Removes a sandbox, running or paused, and what it kept.

@@ -1,9 +1,9 @@
 use std::{fs, sync::Arc};
 
-use aenv_repository::Pace;
+use aenv_repository::{Holder, Offer, Pace, PausedSandboxes};
 use aenv_types::{
     Checkpoint, DiskImage, GuestContext, Home, LayerName, LayerRef, Lineage, MachineShape, Origin, SandboxId,
-    checkpoint::CHECKPOINT_FORMAT,
+    TemplateId, checkpoint::CHECKPOINT_FORMAT,
 };
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
 
@@ -74,7 +74,7 @@ async fn what_no_document_names_is_collected_and_nothing_else() {
 
     let usage = scene.catalog.account().await.unwrap();
     assert_eq!((usage.total.blobs, usage.total.bytes, usage.total.bytes_unreferenced), (3, 16, 7));
-    let expected = TeamUsage { templates: 0, snapshots: 1, checkpoints: 1, bytes: 4 };
+    let expected = TeamUsage { snapshots: 1, checkpoints: 1, bytes: 4, ..TeamUsage::default() };
     assert_eq!(usage.teams, BTreeMap::from([(red.clone(), expected)]));
     let kinds: Vec<_> = scene.check().await.iter().map(|finding| finding.kind).collect();
     assert_eq!(kinds, ["unreferenced_blob", "unnamed_manifest"]);
@@ -130,4 +130,61 @@ async fn damage_says_what_it_takes_with_it() {
     let refused = scene.catalog.collect(Collection::new(Duration::ZERO, DryRun::No), &|_| ()).await;
     assert!(matches!(refused, Err(TemplateError::Repository(RepositoryError::Corrupt { .. }))));
     assert!(scene.store.head(&blob(b"good")).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_a_paused_sandbox_is_in_stays_until_it_ends() {
+    let scene = Scene::new().await;
+    let red = team("red");
+    let repository = scene.catalog.repository();
+    let node = |name: &str| {
+        let holder = Holder { id: uuid::Uuid::new_v4(), name: name.to_owned() };
+        PausedSandboxes::new(repository.clone(), holder)
+    };
+    let (a, b, id) = (node("a"), node("b"), SandboxId::random());
+    let offer = |generation, checkpoint: &Checkpoint| Offer {
+        generation,
+        checkpoint: checkpoint.id.clone(),
+        record: serde_json::Value::Null,
+    };
+    let first = repository.commit(&scene.checkpoint(b"first")).await.unwrap();
+    a.announce(&red, &id).await.unwrap();
+    a.offer(&red, &id, &offer(1, &first)).await.unwrap();
+    assert!(scene.collect(DryRun::No).await.manifests.is_empty());
+    // Who resumed it may read from there for as long as it runs.
+    b.claim(&red, &id, 1).await.unwrap();
+    assert!(scene.collect(DryRun::No).await.manifests.is_empty());
+    assert_eq!(scene.check().await, []);
+    let usage = scene.catalog.account().await.unwrap();
+    let expected = TeamUsage { paused: 1, checkpoints: 1, bytes: 5, ..TeamUsage::default() };
+    assert_eq!(usage.teams, BTreeMap::from([(red.clone(), expected)]));
+    assert_eq!(scene.catalog.team_bytes(&red).await.unwrap(), 5);
+
+    let second = repository.commit(&scene.checkpoint(b"second")).await.unwrap();
+    b.offer(&red, &id, &offer(2, &second)).await.unwrap();
+    assert_eq!(scene.collect(DryRun::No).await.manifests, [first.id]);
+    let hex = Digest::of(b"second").hex();
+    scene.store.delete(&Path::from(format!("blobs/sha256/{}/{hex}", &hex[..2]))).await.unwrap();
+    let found = scene.check().await;
+    assert_eq!(
+        (found[0].kind, found[0].takes[0].kind, &found[0].takes[0].id),
+        ("missing_blob", "paused", &id.to_string())
+    );
+
+    a.claim(&red, &id, 2).await.unwrap();
+    a.end(&red, &id).await.unwrap();
+    assert_eq!(scene.collect(DryRun::No).await.manifests, [second.id]);
+    assert!(b.find(&red, &id).await.unwrap().is_some(), "who was away may have to hear of its end");
+    // A month later nobody has.
+    let key = format!("paused/{id}");
+    let mut old = repository.get::<PausedSandbox>(&red, &key).await.unwrap();
+    old.value.at = Utc::now() - TimeDelta::days(31);
+    repository.put(&red, &key, &old.value, Some(&old.version)).await.unwrap();
+    scene.collect(DryRun::No).await;
+    assert_eq!(b.find(&red, &id).await.unwrap(), None);
+
+    // A document that cannot be read may name anything.
+    scene.store.put(&Path::from("teams/red/paused/iabc.json"), b"{".to_vec().into()).await.unwrap();
+    let refused = scene.catalog.collect(Collection::new(Duration::ZERO, DryRun::No), &|_| ()).await;
+    assert!(matches!(refused, Err(TemplateError::Repository(RepositoryError::Corrupt { .. }))));
 }
