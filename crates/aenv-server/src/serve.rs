@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use aenv_template::Retention;
 use aenv_types::Home;
 use anyhow::Context;
 use chrono::Utc;
@@ -62,7 +63,11 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
     let proxy = Proxy::new(Arc::new(node.orchestrator.clone()), keys.clone(), &config.sandbox_proxy.domains)
         .with_events(events.clone());
-    let upkeep = Upkeep::new(node.templates.catalog.clone(), node.orchestrator.clone());
+    let retention = Retention {
+        max_age: config.retention.max_age_secs.map(Duration::from_secs),
+        max_count: config.retention.max_count,
+    };
+    let upkeep = Upkeep::new(node.templates.catalog.clone(), node.orchestrator.clone(), retention);
     let (interval, grace) = (config.snapshot.gc_interval_secs, config.snapshot.gc_grace_secs);
     tokio::spawn(upkeep.clone().run(Duration::from_secs(interval), Duration::from_secs(grace)));
     let state = AppState(Arc::new(Shared {

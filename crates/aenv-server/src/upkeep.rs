@@ -8,7 +8,7 @@ use std::{
 use aenv_api::ApiError;
 use aenv_orchestrator::Orchestrator;
 use aenv_repository::{Collection, Depth, DryRun, Progress};
-use aenv_template::{Catalog, Collected, Finding};
+use aenv_template::{Catalog, Collected, Finding, MadeFrom, Retention, TemplateError};
 use rand::Rng;
 use serde_json::json;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -28,13 +28,14 @@ const NOTES_UNUSED: Duration = Duration::from_secs(24 * 3600);
 pub struct Upkeep {
     catalog: Catalog,
     orchestrator: Orchestrator,
+    retention: Retention,
     turn: Arc<Mutex<()>>,
 }
 
 impl Upkeep {
     /// Over these rooms.
-    pub fn new(catalog: Catalog, orchestrator: Orchestrator) -> Self {
-        Self { catalog, orchestrator, turn: Arc::default() }
+    pub fn new(catalog: Catalog, orchestrator: Orchestrator, retention: Retention) -> Self {
+        Self { catalog, orchestrator, retention, turn: Arc::default() }
     }
 
     fn turn(&self) -> Result<OwnedMutexGuard<()>, ApiError> {
@@ -82,7 +83,7 @@ impl Upkeep {
         watcher: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<Collected, ApiError> {
         let began = Instant::now();
-        let outcome = self.catalog.collect(collection, watcher).await;
+        let outcome = self.expire_and_collect(collection, watcher).await;
         let seconds = began.elapsed().as_secs_f64();
         let result = if outcome.is_ok() { "done" } else { "failed" };
         if collection.dry_run == DryRun::No {
@@ -92,13 +93,14 @@ impl Upkeep {
         match &outcome {
             Ok(collected) => {
                 let (blobs, bytes) = (collected.blobs.removed.len() as u64, collected.blobs.removed_bytes);
-                let manifests = collected.manifests.len();
+                let (expired, manifests) = (collected.expired.len(), collected.manifests.len());
                 let dry_run = collection.dry_run == DryRun::Yes;
                 tracing::info!(
                     dry_run,
                     blobs,
                     bytes,
                     manifests,
+                    expired,
                     kept = collected.blobs.kept,
                     young = collected.blobs.young,
                     seconds,
@@ -115,6 +117,19 @@ impl Upkeep {
             Err(error) => tracing::error!(detail = %error, seconds, "the repository could not be collected"),
         }
         outcome.map_err(template_error)
+    }
+
+    async fn expire_and_collect(
+        &self,
+        collection: Collection,
+        watcher: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<Collected, TemplateError> {
+        let sandboxes = self.orchestrator.list(None).into_iter();
+        let used: Vec<_> =
+            sandboxes.map(|view| MadeFrom { template: view.template, at: view.started_at }).collect();
+        let expired = self.catalog.expire(self.retention, &used, collection.dry_run).await?;
+        let collected = self.catalog.collect(collection, watcher).await?;
+        Ok(Collected { expired, ..collected })
     }
 
     /// Removes notes of layers that are elsewhere which neither this node nor the repository has any use for.

@@ -454,7 +454,7 @@ impl Catalog {
         Err(TemplateError::Conflict(format!("'{name}' is being changed by others; try again")))
     }
 
-    async fn update(
+    pub(crate) async fn update(
         &self,
         team: &TeamId,
         id: &TemplateId,
@@ -526,7 +526,7 @@ fn blank(id: TemplateId, names: Vec<TemplateName>, kind: Kind, now: DateTime<Utc
     }
 }
 
-fn template_key(id: &TemplateId) -> String {
+pub(crate) fn template_key(id: &TemplateId) -> String {
     format!("templates/{id}")
 }
 

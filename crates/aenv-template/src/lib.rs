@@ -14,6 +14,7 @@ pub mod document;
 pub mod error;
 mod known;
 pub mod name;
+pub mod retention;
 pub mod upkeep;
 
 pub use build::{
@@ -24,6 +25,7 @@ pub use catalog::{Catalog, NewBuild, Resolved, Snapshot};
 pub use document::{Build, BuildStatus, Kind, Tag, Template};
 pub use error::TemplateError;
 pub use name::{Reference, TagName, TemplateName};
+pub use retention::{Expired, MadeFrom, Retention};
 pub use upkeep::{Account, Collected, Finding, Owner, TeamUsage};
 
 use std::sync::Arc;

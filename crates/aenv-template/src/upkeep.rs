@@ -15,7 +15,7 @@ use aenv_types::{CheckpointId, Digest, TeamId};
 use chrono::{TimeDelta, Utc};
 use serde::Serialize;
 
-use crate::{Catalog, Kind, Template, TemplateError, document::NameOwner};
+use crate::{Catalog, Expired, Kind, Template, TemplateError, document::NameOwner};
 
 /// Between the commit of a manifest and the document that names it lies one write; an hour is far beyond it.
 const NAMING: Duration = Duration::from_secs(3600);
@@ -26,6 +26,9 @@ const PAUSED: &str = "paused";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Collected {
+    /// Snapshots and builds that were kept for too long, and that were removed (or would be).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expired: Vec<Expired>,
     /// Manifests that no template and no snapshot names, and that were removed (or would be).
     pub manifests: Vec<CheckpointId>,
     /// Blobs. A dry run counts only those that nothing names now, not what the manifests above would set free.
@@ -185,7 +188,7 @@ impl Catalog {
                 }
             }
         }
-        Ok(Collected { manifests, blobs: repository.gc(collection, watcher).await? })
+        Ok(Collected { expired: Vec::new(), manifests, blobs: repository.gc(collection, watcher).await? })
     }
 
     /// Says what is wrong in the repository, worst first, and which templates and snapshots each takes with it.

@@ -42,6 +42,7 @@ async fn collect(client: &Client, dry_run: bool, grace: Option<u64>, format: For
         &json!({
             removed: format!("{} blobs, {}", count("removed"), bytes(&result["removedBytes"])),
             "manifests without a name": count("manifests"),
+            "kept for too long": count("expired"),
             "kept": result["kept"],
             "too young": result["young"],
         }),

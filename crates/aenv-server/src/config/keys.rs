@@ -120,6 +120,16 @@ pub const KEYS: &[Key] = &[
         "paused sandboxes go to the repository, and any node that shares it resumes them",
     ),
     key(
+        "retention.max_age_secs",
+        Integer,
+        "unnamed snapshots and untagged builds that are older go; never when unset",
+    ),
+    key(
+        "retention.max_count",
+        Integer,
+        "how many of them stay, of a team and of a template; any number when unset",
+    ),
+    key(
         "backend.posix_fs.snapshot_store",
         Text,
         "folder of the posix_fs repository; <home_path>/repository when unset",

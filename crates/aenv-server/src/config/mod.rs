@@ -34,6 +34,8 @@ pub struct Config {
     pub orchestrator: Orchestrator,
     pub snapshot: Snapshot,
     #[serde(default)]
+    pub retention: Retention,
+    #[serde(default)]
     pub backend: Backend,
     pub image: Image,
     pub volumes: Volumes,
@@ -88,6 +90,7 @@ section! {
         remote_read_timeout_secs: u64,
         publish_paused: bool,
     }
+    Retention { max_age_secs: Option<u64>, max_count: Option<usize> }
     Backend { #[serde(default)] posix_fs: PosixFs, #[serde(default)] oss: Oss }
     PosixFs { snapshot_store: Option<PathBuf> }
     Oss {
