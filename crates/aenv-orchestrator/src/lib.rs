@@ -17,6 +17,7 @@ mod files;
 mod guest;
 pub mod handle;
 pub mod home_lock;
+mod host;
 mod identity;
 mod images;
 mod journal;

@@ -1,6 +1,6 @@
 //! What all actors of a node share.
 
-use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::HashMap, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use aenv_blockd::Exports;
 use aenv_net::Network;
@@ -17,12 +17,16 @@ use crate::{
     checkpoints::Checkpoints,
     crash::CrashPoints,
     expiries::Expiries,
+    host,
     journal::Journal,
     sandbox::{Cell, Record},
     seams::Seams,
     shared::{Shared, Shares},
     standby::Standbys,
 };
+
+/// When a client may ask again on a host that has run out of processes or open files.
+const HOST_AGAIN: Duration = Duration::from_secs(5);
 
 /// A node.
 pub(crate) struct Node {
@@ -65,8 +69,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Reserves a place, or says at once what has run out. Where it is the node's memory, standbys are given up first.
+    /// Reserves a place, or says at once what has run out. Where it is the node's memory, or what the host has for processes,
+    /// standbys are given up first.
     pub(crate) async fn reserve(self: &Arc<Self>, claim: &Claim) -> Result<Permit, SandboxError> {
+        while let Some(reason) = host::lacking(&self.home) {
+            if !self.standbys.give_up_slot(self).await {
+                tracing::warn!(reason, "the host has no room for another launch");
+                return Err(SandboxError::Full { reason, retry_after: HOST_AGAIN });
+            }
+        }
         loop {
             match self.admission.reserve(claim) {
                 Ok(permit) => return Ok(permit),
@@ -102,7 +113,8 @@ impl Node {
         Ok(())
     }
 
-    /// Turns an error into `DiskFull` when the disk has no room left: that is what the user can do something about.
+    /// Turns an error into `DiskFull` when the disk has no room left, and into `Full` when the host has not: that is what the user can
+    /// do something about.
     pub(crate) fn explain(&self, error: SandboxError) -> SandboxError {
         const NOTHING: u64 = 16 << 20;
         match (self.disk_free(), &error) {
@@ -113,6 +125,13 @@ impl Node {
                     self.home.path().display()
                 ))
             }
+            (_, SandboxError::Internal { detail, .. }) => match host::lacking(&self.home) {
+                None => error,
+                Some(reason) => {
+                    tracing::error!(%detail, reason, "a step failed on a host that has run out");
+                    SandboxError::Full { reason, retry_after: HOST_AGAIN }
+                }
+            },
             _ => error,
         }
     }

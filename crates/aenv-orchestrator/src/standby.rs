@@ -24,6 +24,7 @@ use crate::{
     CreateRequest, SandboxError, StandbySettings,
     admission::{Claim, Permit},
     checkpoints::Pin,
+    host,
     launch::Ahead,
     node::Node,
 };
@@ -227,6 +228,9 @@ impl Standbys {
 
     /// Begins to make one, if there is memory for it; at no moment that is held without being told of here.
     fn begin(&self, node: &Node, checkpoint: &Checkpoint, stop: &CancellationToken) -> Option<Permit> {
+        if host::lacking(&node.home).is_some() {
+            return None;
+        }
         let mut shelf = self.shelf.lock();
         let permit = node.admission.reserve_ahead(checkpoint.shape.memory_mib)?;
         let (checkpoint, memory_mib) = (checkpoint.id.clone(), permit.memory_mib());
