@@ -309,7 +309,8 @@ impl Repository {
                 if elsewhere::known(self.opened().await?, &part.digest).await? {
                     return Ok(());
                 }
-                blobs::upload(self.opened().await?, part.digest, part.size, file.clone()).await?;
+                let hashed = matches!(part.name, LayerName::Local(_)) && *file == self.home.layer(&part.name);
+                blobs::upload(self.opened().await?, part.digest, part.size, file.clone(), hashed).await?;
             }
             if *file != self.home.layer(&part.name) {
                 return Ok(());
