@@ -2,6 +2,7 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, IoSlice, Write},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
 };
 
@@ -258,6 +259,13 @@ impl LayerWriter {
 
     fn io(&self, source: io::Error) -> WriteLayerError {
         WriteLayerError::Io { path: self.temporary.clone(), source }
+    }
+}
+
+/// The file, which has what was appended but for a little that is gathered.
+impl AsFd for LayerWriter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

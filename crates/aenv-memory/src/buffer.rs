@@ -44,11 +44,10 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl BufferPool {
-    /// A pool of buffers of `capacity` bytes (rounded up to whole pages, at least one), which keeps `most_idle` of them while
+    /// A pool of buffers of `capacity` bytes (rounded up to whole pages, at least two), which keeps `most_idle` of them while
     /// nobody needs them. None is made before the first one is asked for.
     pub fn new(capacity: usize, most_idle: usize) -> Self {
-        let capacity = NonZeroUsize::new(capacity.next_multiple_of(4096))
-            .unwrap_or(NonZeroUsize::MIN.saturating_add(4095));
+        let capacity = NonZeroUsize::MIN.saturating_add(capacity.next_multiple_of(4096).max(8192) - 1);
         Self { shelf: Arc::new(Shelf { capacity, most_idle, idle: Mutex::new(Vec::new()) }) }
     }
 

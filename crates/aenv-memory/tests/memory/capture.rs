@@ -67,12 +67,12 @@ fn check(fixture: &Fixture, victim: &Victim, layer: &Path, report: &CaptureRepor
 fn a_snapshot_is_the_memory_at_the_moment_it_was_taken() {
     let fixture = fixture(2048);
     let victim = Victim::start(&fixture.image, ACTS);
-    // All fits; some fits; nothing but one page fits.
+    // All fits; some fits; nothing but two pages fits.
     for capacity in [64 << 20, 100 * PAGE as usize, 1] {
         let pool = BufferPool::new(capacity, 1);
         let layer = fixture.folder.path().join(format!("layer-{capacity}"));
         let snapshot = Snapshot::take(&victim.ram, pool.get().unwrap(), &layer, FIRST).unwrap();
-        assert_eq!(snapshot.buffered(), (capacity as u64).next_multiple_of(PAGE).min(367 * PAGE));
+        assert_eq!(snapshot.buffered(), (capacity as u64).next_multiple_of(PAGE).clamp(2 * PAGE, 367 * PAGE));
         assert!(!layer.exists());
         // The guest goes on and changes its memory: the snapshot does not.
         let memory = OpenOptions::new().write(true).open(format!("/proc/{}/mem", victim.ram.pid)).unwrap();
