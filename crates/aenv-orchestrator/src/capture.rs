@@ -30,6 +30,7 @@ use crate::{
     node::Node,
     sandbox::Record,
     seams::AgentError,
+    timeline::Timeline,
 };
 
 /// How long a guest may take to write its page cache to its disks.
@@ -101,6 +102,7 @@ async fn steps(
     (state, beside): (NewBlob, &Path),
     held: &mut Vec<Fresh>,
 ) -> Result<Checkpoint, SandboxError> {
+    let mut timeline = Timeline::new();
     let seals = take::plan_seals(node, record, held)?;
     let notes =
         seals.iter().map(|seal| note(&record.id, record.generation, &seal_note(&seal.drive), &seal.layer));
@@ -110,18 +112,22 @@ async fn steps(
     let known = memory::Known::take(launched, shot);
     changes.push(Change::Put(Box::new(record.clone())));
     node.journal.commit(changes, Survives::Crash).await?;
+    timeline.step("noted");
     let blob = NewBlob::new(node, held);
     let plan = take::Plan { seals: &seals, state: beside, memory: &blob.path, since: known.since() };
 
     let stopped = std::time::Instant::now();
     generation.vm.pause().await.map_err(engine_error)?;
     let created_at = chrono::Utc::now();
+    timeline.step("stopped");
     node.crash.pass("capture.stopped").await;
     let taken = take::take(node, record, generation, shot, plan).await;
     node.crash.pass("capture.sealed").await;
+    timeline.step("taken");
     if shot.after == After::GoOn {
         generation.vm.resume().await.map_err(engine_error)?;
         tracing::debug!(sandbox = %record.id, stopped = ?stopped.elapsed(), "captured; the guest goes on");
+        timeline.step("resumed");
     }
     node.crash.pass("capture.resumed").await;
     let forget =
@@ -129,6 +135,7 @@ async fn steps(
     let mut changes: Vec<_> = seals.iter().map(forget).collect();
     changes.push(Change::Put(Box::new(record.clone())));
     node.journal.commit(changes, Survives::Crash).await?;
+    timeline.step("journaled");
 
     let (vm_state, diff) = match taken? {
         None => (None, None),
@@ -142,6 +149,7 @@ async fn steps(
         }
     };
     node.crash.pass("capture.written").await;
+    timeline.step("written");
 
     let launched = record.launched.as_mut().ok_or_else(|| not_running(&record.id))?;
     let disks = compact::disks(node, launched, held).await?;
@@ -151,6 +159,7 @@ async fn steps(
         Some(diff) => Some(memory::stack(node, record, known, diff, held).await?),
     };
     node.crash.pass("capture.recorded").await;
+    timeline.step("recorded");
     let mut guest = base.guest.clone();
     guest.env.extend(record.env.clone());
     let checkpoint = Checkpoint {
@@ -171,6 +180,8 @@ async fn steps(
     let put = node.checkpoints.put(&checkpoint).await;
     put.map_err(|error| SandboxError::internal("the checkpoint's manifest could not be written", error))?;
     node.crash.pass("capture.manifest").await;
+    timeline.step("manifest");
+    tracing::debug!(sandbox = %record.id, timeline = timeline.told(), "a checkpoint was made");
     Ok(checkpoint)
 }
 

@@ -30,6 +30,7 @@ mod sandbox;
 mod seams;
 mod shared;
 mod standby;
+mod timeline;
 pub mod view;
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::{
     capture::{After, Shot, capture},
     checkpoints::Fresh,
     journal::{Change, Survives},
+    timeline::Timeline,
 };
 
 impl Actor {
@@ -53,6 +54,7 @@ impl Actor {
         Box::pin(capture(&node, &mut self.record, generation, shot, held)).await?;
         node.crash.pass("pause.captured").await;
 
+        let mut timeline = Timeline::new();
         let paused = Record {
             phase: Phase::Paused,
             checkpoint: into,
@@ -69,8 +71,11 @@ impl Actor {
         }
         self.record = paused;
         node.crash.pass("pause.journaled").await;
+        timeline.step("journaled");
         self.end_generation().await;
         node.crash.pass("pause.ended").await;
+        timeline.step("ended");
+        tracing::debug!(sandbox = %self.record.id, timeline = timeline.told(), "paused");
         self.enter(Stage::Paused);
         Ok(())
     }
