@@ -26,7 +26,7 @@ pub use image::{ConvertImage, ImageCompression, PublishedImage, PushImage, Regis
 pub use logs::{LogLevel, LogsDirection, SandboxLog, SandboxLogEntry, SandboxLogs, SandboxLogsV2};
 pub use metrics::{SandboxMetric, SandboxesWithMetrics};
 pub use network::{NetworkConfig, NetworkUpdate};
-pub use node::{DiskMetrics, MachineInfo, Node, NodeEngine, NodeExport, NodeMetrics, NodeStatus};
+pub use node::{DiskMetrics, MachineInfo, Node, NodeEngine, NodeExport, NodeMemory, NodeMetrics, NodeStatus};
 pub use repository::{CheckRepository, CollectRepository, RepositoryUsage, TeamUsage};
 pub use sandbox::{
     AttachedDrive, AutoResume, BatchRequest, ColdSandbox, ConnectRequest, ConnectRequestV2, ForkRequest,

@@ -40,6 +40,22 @@ pub struct NodeExport {
     pub why: String,
 }
 
+/// Guest memory that a node has promised, builds and standbys included, and what it does so that it has it. AgentENV's own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemory {
+    /// What is promised; the operator's to see.
+    pub promised_bytes: u64,
+    /// The most that is.
+    pub limit_bytes: u64,
+    /// How many times what sandboxes may really take that is.
+    pub overcommit: f64,
+    /// Memory of the host that is kept available.
+    pub reserve_bytes: u64,
+    /// What idle guests have given back; the operator's to see.
+    pub given_back_bytes: u64,
+}
+
 /// Whether a node takes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -98,7 +114,7 @@ pub struct NodeMetrics {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
     /// Version of the server.
@@ -121,6 +137,9 @@ pub struct Node {
     /// How disks are shown to it.
     #[serde(default)]
     pub export: NodeExport,
+    /// What is promised of its memory.
+    #[serde(default)]
+    pub memory: NodeMemory,
     /// Whether it takes work.
     pub status: NodeStatus,
     /// Since when.

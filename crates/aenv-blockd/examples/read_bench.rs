@@ -89,7 +89,7 @@ async fn measure(client: &impl Exports, choice: ExportChoice, layer: &Path) -> R
     if choice == ExportChoice::Ublk {
         return Ok(());
     }
-    let image = MemoryExport { holder: "bench".into(), size: SIZE, layers };
+    let image = MemoryExport { holder: "bench".into(), size: SIZE, layers, group: None };
     let file = File::open(client.open_memory(image).await?)?;
     for pass in ["cold", "warm"] {
         let began = Instant::now();

@@ -74,7 +74,7 @@ pub struct DiskExport {
     pub upper: Option<PathBuf>,
 }
 
-/// A memory image to show, read-only, for private mapping. Two exports with equal `layers` and `size` share one inode,
+/// A memory image to show, read-only, for private mapping. Two exports with equal `layers`, `size` and `group` share one inode,
 /// so that VMMs share its page cache; it goes when its last holder has closed it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryExport {
@@ -84,6 +84,9 @@ pub struct MemoryExport {
     pub size: u64,
     /// Files of sealed layers, base first. Empty: all zeros (a machine that boots cold).
     pub layers: Vec<PathBuf>,
+    /// Whose VMMs may share its pages; anybody's where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// A disk's upper that became a layer.

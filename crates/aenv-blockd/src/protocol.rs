@@ -152,7 +152,12 @@ mod tests {
         let calls = [
             Call::Hello,
             Call::OpenMemory {
-                export: MemoryExport { holder: "h".into(), size: 8192, layers: vec!["/l".into()] },
+                export: MemoryExport {
+                    holder: "h".into(),
+                    size: 8192,
+                    layers: vec!["/l".into()],
+                    group: None,
+                },
             },
             Call::Seal { name: "a".into(), target: "/t".into() },
             Call::CloseDisk { name: "a".into() },

@@ -255,6 +255,7 @@ async fn siblings_share_a_memory_image() {
         holder: holder.into(),
         size,
         layers: vec![node.layer("base"), node.layer("diff")],
+        group: None,
     };
 
     let first = node.client.open_memory(image("one")).await.unwrap();
@@ -270,6 +271,19 @@ async fn siblings_share_a_memory_image() {
     assert!(two.bytes() == expected);
     let for_second = bytes_read(pid) - after_first;
     assert!(for_second < MIB, "the second one read {for_second} bytes");
+
+    // Another group has pages of its own.
+    let apart = |holder: &str| MemoryExport { group: Some("other".into()), ..image(holder) };
+    let third = node.client.open_memory(apart("apart")).await.unwrap();
+    assert_ne!(first, third);
+    let mut three = Private::new(&third);
+    assert!(three.bytes() == expected);
+    assert!(bytes_read(pid) - after_first >= 24 * MIB);
+    drop(three);
+    assert_eq!(node.client.open_memory(apart("beside")).await.unwrap(), third);
+    for holder in ["apart", "beside"] {
+        node.client.close_memory(holder).await.unwrap();
+    }
 
     // What one writes is its own, and a hole that its balloon punches takes nothing from the other.
     one.bytes()[5] ^= 0xff;
@@ -303,7 +317,7 @@ async fn siblings_share_a_memory_image() {
     let for_third = bytes_read(pid) - before;
     assert!(for_third < MIB, "the third one read {for_third} bytes");
 
-    let zeros = MemoryExport { holder: "cold".into(), size, layers: vec![] };
+    let zeros = MemoryExport { holder: "cold".into(), size, layers: vec![], group: None };
     let cold = node.client.open_memory(zeros).await.unwrap();
     assert_ne!(cold, third);
     assert!(Private::new(&cold).bytes().iter().all(|byte| *byte == 0));
@@ -314,7 +328,7 @@ async fn a_blockd_that_was_killed_is_started_again_with_its_exports() {
     let node = Node::start().await;
     let size = 8 * MIB;
     memory_layer(&node.layer("ram"), size, &[(0, &pattern(3, 8192))]);
-    let image = MemoryExport { holder: "sbx".into(), size, layers: vec![node.layer("ram")] };
+    let image = MemoryExport { holder: "sbx".into(), size, layers: vec![node.layer("ram")], group: None };
     let disk = node.client.open_disk(node.disk("sbx-root", size, vec![])).await.unwrap();
     let memory = node.client.open_memory(image.clone()).await.unwrap();
     let data = pattern(4, 64 << 10);
@@ -388,7 +402,7 @@ async fn bad_requests_get_typed_errors() {
     let missing = client.open_disk(node.disk("c", MIB, vec![node.layer("no")])).await;
     assert!(matches!(missing, Err(ExportError::Layer { path, .. }) if path == node.layer("no")));
     fs::write(node.layer("junk"), vec![7; 100_000]).unwrap();
-    let junk = MemoryExport { holder: "h".into(), size: MIB, layers: vec![node.layer("junk")] };
+    let junk = MemoryExport { holder: "h".into(), size: MIB, layers: vec![node.layer("junk")], group: None };
     assert!(matches!(client.open_memory(junk).await, Err(ExportError::Layer { .. })));
     let seal = client.seal("nobody", node.layer("x")).await;
     assert_eq!(seal, Err(ExportError::NotFound { name: "nobody".into() }));
@@ -513,7 +527,7 @@ async fn a_disk_is_its_owners_and_its_name_keeps_none() {
     assert_eq!(owner(&again), (0, 0, 0o600));
     assert!(!reads(ONE, &again) && !reads(OTHER, &again));
 
-    let held = MemoryExport { holder: "a".into(), size: MIB, layers: vec![] };
+    let held = MemoryExport { holder: "a".into(), size: MIB, layers: vec![], group: None };
     let image = node.client.open_memory(held).await.unwrap();
     assert!(reads(ONE, &image) && reads(OTHER, &image), "who knows its name may map it");
     let name = image.file_name().unwrap().to_str().unwrap();

@@ -148,7 +148,7 @@ async fn a_layer_elsewhere_is_read_by_ranges_and_kept() {
     assert!(sent < SIZE / 2, "{sent} of {SIZE} bytes were fetched for a few");
     assert!(node.kept() > 0);
     // A memory image of the same layer needs nothing new.
-    let memory = MemoryExport { holder: "m".into(), size: SIZE, layers: vec![layer] };
+    let memory = MemoryExport { holder: "m".into(), size: SIZE, layers: vec![layer], group: None };
     let memory = File::open(node.client.open_memory(memory).await.unwrap()).unwrap();
     assert!(read(&memory, at, 4096).unwrap() == content[at as usize..][..4096]);
     drop((disk, memory));

@@ -21,10 +21,14 @@ use std::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
     },
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 static STATE: Mutex<&str> = Mutex::new("Not started");
+static BALLOON: AtomicUsize = AtomicUsize::new(0);
 const MIB: usize = 1 << 20;
 
 struct Script(Vec<String>);
@@ -106,6 +110,11 @@ fn answer(script: &Script, call: &str, body: &str) -> Result<String, String> {
     }
     let mut state = STATE.lock().unwrap();
     match call {
+        "GET /balloon" => {
+            let amount = BALLOON.load(Ordering::Relaxed);
+            return Ok(format!("{{\"amount_mib\":{amount},\"deflate_on_oom\":true}}"));
+        }
+        "PATCH /balloon" => BALLOON.store(number(body, "amount_mib"), Ordering::Relaxed),
         "GET /" => return Ok(format!("{{\"id\":\"double\",\"state\":\"{}\"}}", *state)),
         "PUT /machine-config" => {
             let mib: usize = number(body, "mem_size_mib");

@@ -3,9 +3,12 @@
 //! A [`Permit`] is what a running sandbox holds; it goes back when the VMM is gone. Launches that were admitted take turns in
 //! the order in which they came, and what nobody waits for asks first whether there are any. A standby holds memory only, and
 //! leaves some of it alone; its permit becomes a sandbox's when it is claimed.
+//!
+//! Where more memory may be promised than there is (`memory_overcommit`), the host must also have what a sandbox is likely to take: so
+//! much of its memory as the ratio says. One that was let in a moment ago has not taken it yet, and counts as if it had.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,7 +17,7 @@ use aenv_types::TeamId;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::{SandboxError, Settings, TeamLimits, TeamResource, sandbox::Record};
+use crate::{SandboxError, Settings, TeamLimits, TeamResource, sandbox::Record, seams::Host};
 
 /// What a client is told to wait when the node is full.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -25,9 +28,13 @@ const TEAM_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// One part in so many of the node's memory is left free by standbys, so that few creates have to wait for one to end.
 const LEFT_BY_STANDBYS: u64 = 8;
 
+/// How long it takes until what was let in shows in the host's memory.
+const SETTLE: Duration = Duration::from_secs(10);
+
 /// The node's capacity.
 pub(crate) struct Admission {
     limits: Limits,
+    host: Arc<dyn Host>,
     used: Mutex<Used>,
     turns: Arc<Semaphore>,
     parallel: usize,
@@ -39,13 +46,19 @@ pub(crate) struct Admission {
 
 struct Limits {
     running: u32,
+    /// That may be promised.
     memory_mib: u64,
+    overcommit: f64,
+    reserve_mib: u64,
 }
 
 #[derive(Default)]
 struct Used {
     all: Load,
     teams: HashMap<TeamId, Load>,
+    /// What was let in lately, by a number of its own, and what it is likely to take.
+    fresh: BTreeMap<u64, (Instant, u64)>,
+    next: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,13 +143,21 @@ pub(crate) struct Permit {
     /// `None` for a hidden sandbox and for a standby, which count for no team.
     team: Option<TeamId>,
     load: Load,
+    /// Its number among what was let in lately.
+    number: u64,
 }
 
 impl Admission {
-    pub(crate) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &Settings, host: Arc<dyn Host>) -> Self {
         let parallel = settings.parallel_launches.max(1);
         Self {
-            limits: Limits { running: settings.max_running, memory_mib: settings.memory_mib },
+            limits: Limits {
+                running: settings.max_running,
+                memory_mib: times(settings.memory_mib, settings.memory_overcommit),
+                overcommit: settings.memory_overcommit,
+                reserve_mib: settings.memory_reserve_mib,
+            },
+            host,
             used: Mutex::new(Used::default()),
             turns: Arc::new(Semaphore::new(parallel)),
             parallel,
@@ -159,7 +180,43 @@ impl Admission {
             let missing_mib = used.all.memory_mib + load.memory_mib - self.limits.memory_mib;
             return Err(Refusal::Memory { missing_mib, error });
         }
+        let likely = self.likely_mib(load.memory_mib);
+        if let Some(free) = self.free_mib(&mut used)
+            && likely > free
+        {
+            let error = full(format!(
+                "{likely} MiB of the host's memory are likely to be needed and {free} are free, {} that are kept aside",
+                self.limits.reserve_mib
+            ));
+            return Err(Refusal::Memory { missing_mib: 0, error });
+        }
         Ok(self.take(&mut used, claim))
+    }
+
+    /// Guest memory that is promised, in MiB.
+    pub(crate) fn promised_mib(&self) -> u64 {
+        self.used.lock().all.memory_mib
+    }
+
+    /// The most that is promised, in MiB.
+    pub(crate) fn limit_mib(&self) -> u64 {
+        self.limits.memory_mib
+    }
+
+    /// What a sandbox of this size is likely to take, if more is promised than there is.
+    fn likely_mib(&self, memory_mib: u64) -> u64 {
+        times(memory_mib, self.limits.overcommit.recip())
+    }
+
+    /// What the host has for sandboxes that are let in now. `None`: what is promised decides.
+    fn free_mib(&self, used: &mut Used) -> Option<u64> {
+        if self.limits.overcommit <= 1.0 {
+            return None;
+        }
+        let available = self.host.memory()?.available_mib;
+        used.fresh.retain(|_, (since, _)| since.elapsed() < SETTLE);
+        let coming: u64 = used.fresh.values().map(|(_, likely)| likely).sum();
+        Some(available.saturating_sub(self.limits.reserve_mib + coming))
     }
 
     /// Reserves memory for a standby, if enough is left then.
@@ -170,8 +227,13 @@ impl Admission {
         if used.all.memory_mib + load.memory_mib > usable {
             return None;
         }
+        // Beside one that somebody waits for.
+        if self.free_mib(&mut used).is_some_and(|free| self.likely_mib(load.memory_mib) * 2 > free) {
+            return None;
+        }
         used.all.add(load);
-        Some(Permit { admission: Arc::clone(self), team: None, load })
+        let number = used.note(self.likely_mib(load.memory_mib));
+        Some(Permit { admission: Arc::clone(self), team: None, load, number })
     }
 
     /// Makes a standby's permit a sandbox's, or says what has run out, for the node or for the team, and leaves it as it is.
@@ -259,8 +321,9 @@ impl Admission {
     }
 
     fn take(self: &Arc<Self>, used: &mut Used, claim: &Claim) -> Permit {
-        let team = used.add(claim);
-        Permit { admission: Arc::clone(self), team, load: claim.load() }
+        let (team, load) = (used.add(claim), claim.load());
+        let number = used.note(self.likely_mib(load.memory_mib));
+        Permit { admission: Arc::clone(self), team, load, number }
     }
 }
 
@@ -274,6 +337,13 @@ impl Used {
             self.teams.entry(team.clone()).or_default().add(load);
         }
         team
+    }
+
+    /// Something is let in.
+    fn note(&mut self, likely_mib: u64) -> u64 {
+        self.next += 1;
+        self.fresh.insert(self.next, (Instant::now(), likely_mib));
+        self.next
     }
 }
 
@@ -296,6 +366,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut used = self.admission.used.lock();
         used.all.remove(self.load);
+        used.fresh.remove(&self.number);
         let Some(team) = &self.team else { return };
         if let Some(load) = used.teams.get_mut(team) {
             load.remove(self.load);
@@ -325,25 +396,58 @@ fn within(limits: TeamLimits, team: Load, more: Load) -> Result<(), SandboxError
     }
 }
 
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "MiB of a machine's memory fit a float, and none is negative"
+)]
+fn times(memory_mib: u64, ratio: f64) -> u64 {
+    (memory_mib as f64 * ratio).ceil() as u64
+}
+
 fn full(reason: String) -> SandboxError {
     SandboxError::Full { reason, retry_after: RETRY_AFTER }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+    use crate::pressure::HostMemory;
+
+    /// A host that has so many MiB available.
+    struct Has(AtomicU64);
+
+    impl Host for Has {
+        fn memory(&self) -> Option<HostMemory> {
+            Some(HostMemory { available_mib: self.0.load(Ordering::Relaxed), stalled_pct: 0.0 })
+        }
+        fn anonymous_mib(&self, _: i32) -> Option<u64> {
+            None
+        }
+    }
 
     fn limited(max_running: u32, memory_mib: u64) -> Admission {
-        Admission::new(&Settings {
+        Admission::new(&settings(max_running, memory_mib, 1.0), Arc::new(Has(AtomicU64::new(0))))
+    }
+
+    fn settings(max_running: u32, memory_mib: u64, memory_overcommit: f64) -> Settings {
+        Settings {
             max_running,
             memory_mib,
+            memory_overcommit,
+            memory_reserve_mib: 100,
+            memory_idle: Duration::from_secs(60),
+            share_memory_across_teams: true,
             auto_resume_min_timeout: Duration::from_secs(300),
             disk_reserve_bytes: 0,
             parallel_launches: 1,
             cache_bytes: 0,
             blobs: crate::Blobs::Elsewhere,
             standby: crate::StandbySettings::OFF,
-        })
+        }
     }
 
     fn admission(max_running: u32, memory_mib: u64) -> Arc<Admission> {
@@ -424,6 +528,35 @@ mod tests {
         drop((standbys, third));
         assert_eq!(node.used.lock().all, Load::default());
         assert!(node.used.lock().teams.is_empty());
+    }
+
+    #[test]
+    fn more_is_promised_than_there_is_as_long_as_the_host_has_what_is_likely() {
+        let host = Arc::new(Has(AtomicU64::new(700)));
+        let node = Arc::new(Admission::new(&settings(99, 1000, 2.0), Arc::clone(&host) as _));
+        let reserve = |memory_mib| node.reserve(&claim("red", memory_mib, TeamLimits::default()));
+        assert_eq!(node.limit_mib(), 2000);
+        // 600 are free beside the reserve. Each of these is likely to take 200, and has not taken it yet.
+        let mut held: Vec<_> = (0..3).map(|_| reserve(400).unwrap()).collect();
+        let refused = reserve(400).map(drop).unwrap_err();
+        let Refusal::Memory { missing_mib: 0, error: SandboxError::Full { reason, .. } } = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(reason.contains("200 MiB of the host's memory") && reason.contains("0 are free"), "{reason}");
+        assert!(node.reserve_ahead(2).is_none(), "a standby goes after sandboxes");
+        // They settle, and have taken less.
+        node.used.lock().fresh.clear();
+        host.0.store(700 - 3 * 50, Ordering::Relaxed);
+        held.push(reserve(400).unwrap());
+        assert_eq!(node.promised_mib(), 1600);
+        drop(held.pop());
+        held.push(reserve(400).unwrap());
+        // What goes at once does not count as coming, and what is promised has its limit.
+        host.0.store(99_999, Ordering::Relaxed);
+        assert!(reserve(402).is_err() && reserve(400).is_ok());
+        drop(held);
+        let used = node.used.lock();
+        assert!(used.all == Load::default() && used.fresh.is_empty());
     }
 
     #[tokio::test]

@@ -15,8 +15,8 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::{
-    CaptureMode, ChildResult, CreateRequest, Expiry, Gate, HomeLock, MetricSample, PauseMode, Route,
-    SandboxError, SandboxView, Timeout,
+    CaptureMode, ChildResult, CreateRequest, Expiry, Gate, HomeLock, MetricSample, NodeMemory, PauseMode,
+    Route, SandboxError, SandboxView, Timeout,
     admission::Claim,
     collector,
     crash::CrashPoints,
@@ -24,6 +24,7 @@ use crate::{
     images::LayerImages,
     metrics,
     node::Node,
+    pressure::{self, ThisHost},
     reconcile,
     sandbox::{Command, NetworkChange, Published, Stage, spawn_new},
     seams::Seams,
@@ -83,8 +84,17 @@ pub type CacheListing = Arc<dyn Fn() -> std::io::Result<Vec<CacheRecord>> + Send
 pub struct Settings {
     /// Sandboxes that may run at once.
     pub max_running: u32,
-    /// Guest memory that may be promised to running sandboxes, in MiB.
+    /// Guest memory that running sandboxes may really take, in MiB.
     pub memory_mib: u64,
+    /// So many times that may be promised to them; 1 or more. Above 1 the host must also have what a sandbox is likely to take: its
+    /// memory divided by this.
+    pub memory_overcommit: f64,
+    /// Memory of the host that is kept available, in MiB: below it standbys go and idle guests give memory back. 0: nothing is done.
+    pub memory_reserve_mib: u64,
+    /// Guests without traffic for so long may be asked to give memory back.
+    pub memory_idle: Duration,
+    /// Whether guests of different teams share the pages of a memory image that both were launched from.
+    pub share_memory_across_teams: bool,
     /// Least timeout after an auto-resume.
     pub auto_resume_min_timeout: Duration,
     /// Free bytes on the home's filesystem below which new work is refused.
@@ -160,6 +170,7 @@ impl Orchestrator {
         let seams = Seams {
             agent: Arc::new(Envd { modules: parts.modules.clone() }),
             images: Arc::new(LayerImages::new()),
+            host: Arc::new(ThisHost),
         };
         Self::start_with(parts, seams, CrashPoints::from_env()).await
     }
@@ -175,6 +186,7 @@ impl Orchestrator {
         node.tasks.spawn(collector::run(Arc::clone(&node)));
         node.tasks.spawn(standby::keep(Arc::clone(&node)));
         node.tasks.spawn(shared::run(Arc::clone(&node)));
+        node.tasks.spawn(pressure::run(Arc::clone(&node)));
         Ok(Self { node })
     }
 
@@ -219,7 +231,7 @@ impl Orchestrator {
             let answer = spawn_new(&node, request, permit, standby, pin);
             let answer = answer.await.unwrap_or(Err(SandboxError::ShuttingDown));
             if usual && answer.is_ok() {
-                node.standbys.want(&checkpoint);
+                node.standbys.want(&node, &checkpoint, &claim.team);
             }
             answer.map_err(|error| node.explain(error))
         });
@@ -430,7 +442,10 @@ impl Orchestrator {
             let fits = |now: &Published| now.stage.carries_traffic() || !now.stage.is_transition();
             let now = cell.wait_for(fits).await?;
             match (now.stage, now.route) {
-                (stage, Some(route)) if stage.carries_traffic() => return Ok(route),
+                (stage, Some(route)) if stage.carries_traffic() => {
+                    self.node.pressure.traffic(&cell);
+                    return Ok(route);
+                }
                 (Stage::Failed(reason), _) => return Err(SandboxError::Failed { id: id.clone(), reason }),
                 (Stage::Paused, _) => {
                     let wakes = wake == Wake::IfAutoResume
@@ -490,6 +505,18 @@ impl Orchestrator {
     /// rollback do by themselves. A pause is never refused: it has the reserve.
     pub fn disk_room(&self) -> Result<(), SandboxError> {
         self.node.disk_room()
+    }
+
+    /// What is promised and what there is.
+    pub fn memory(&self) -> NodeMemory {
+        let Settings { memory_overcommit, memory_reserve_mib, .. } = self.node.settings;
+        NodeMemory {
+            promised_mib: self.node.admission.promised_mib(),
+            limit_mib: self.node.admission.limit_mib(),
+            overcommit: memory_overcommit,
+            reserve_mib: memory_reserve_mib,
+            given_back_mib: self.node.pressure.held_mib(),
+        }
     }
 
     /// Sandboxes that were launched ahead and wait for a create.

@@ -19,7 +19,7 @@ use std::{
 };
 
 use aenv_net::NetworkError;
-use aenv_types::{Checkpoint, DiskImage, EgressPolicy, MachineShape, SandboxId};
+use aenv_types::{Checkpoint, DiskImage, EgressPolicy, MachineShape, SandboxId, TeamId};
 use aenv_vmm::{BootSpec, EngineError, LaunchSpec, Vm, VmSpec};
 use aenv_volume::VolumeMount;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,7 @@ use crate::{
     identity::init_request,
     journal::{Change, Note, Survives},
     node::Node,
+    pressure::give_all,
     sandbox::{Launched, Phase, Record},
 };
 
@@ -80,6 +81,7 @@ pub(crate) struct Order<'a> {
 /// What is to be made before vCPUs can run.
 struct Machine<'a> {
     id: &'a SandboxId,
+    team: &'a TeamId,
     generation: u64,
     shape: MachineShape,
     checkpoint: &'a Checkpoint,
@@ -139,6 +141,7 @@ async fn steps(
         None => {
             let machine = Machine {
                 id: &record.id,
+                team: &record.team,
                 generation: record.generation,
                 shape: record.shape,
                 checkpoint,
@@ -164,7 +167,9 @@ async fn steps(
     let request = init_request(node, &record, &checkpoint.guest)?;
     let dial = parts.dial().ok_or_else(|| SandboxError::internal("the sandbox has no network", "no slot"))?;
     let ready = ready::wait(node, &record.id, dial, &*vm, request, up, stop);
-    let (ready, journaled) = tokio::join!(ready, node.journal.put(&record, Survives::PowerLoss));
+    // Also where it was booted: then there is nothing to give.
+    let whole = give_all(&*vm, &record.id, record.shape.memory_mib);
+    let (ready, journaled, ()) = tokio::join!(ready, node.journal.put(&record, Survives::PowerLoss), whole);
     ready?;
     journaled?;
     node.crash.pass("launch.ready").await;

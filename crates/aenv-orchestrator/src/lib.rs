@@ -24,6 +24,7 @@ mod journal;
 mod launch;
 mod metrics;
 mod node;
+mod pressure;
 mod reconcile;
 pub mod request;
 mod sandbox;
@@ -43,7 +44,10 @@ pub use handle::{
     Blobs, CacheListing, Orchestrator, Parts, Settings, Sharing, StandbySettings, StartError, Wake,
 };
 pub use home_lock::HomeLock;
+pub use pressure::meminfo;
 pub use request::{
     CaptureMode, CreateRequest, Lifecycle, OnTimeout, PauseMode, ProxyOptions, TeamLimits, Timeout,
 };
-pub use view::{ChildResult, Gate, MetricSample, Publication, Route, SandboxState, SandboxView, Timings};
+pub use view::{
+    ChildResult, Gate, MetricSample, NodeMemory, Publication, Route, SandboxState, SandboxView, Timings,
+};

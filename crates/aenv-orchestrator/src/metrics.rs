@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::{StreamExt, stream};
@@ -51,13 +51,15 @@ pub(crate) async fn run(node: Arc<Node>) {
 async fn sample(node: &Node, cell: Arc<Cell>) {
     let now = cell.now();
     let (Stage::Running, Some(route)) = (now.stage, now.route) else { return };
+    let asked_at = Instant::now();
     let asked = node.seams.agent.metrics(Arc::clone(&route.dial), route.envd_token.as_ref(), BOUND);
     let answer = tokio::select! {
         answer = asked => answer,
         () = route.ended.cancelled() => return,
     };
     match answer {
-        Ok(found) => {
+        Ok(mut found) => {
+            cell.gauge.lock().read(&mut found, asked_at);
             cell.misses.store(0, Ordering::Relaxed);
             let mut samples = cell.samples.lock();
             if samples.len() == KEPT {

@@ -19,6 +19,7 @@ use crate::{
     expiries::Expiries,
     host,
     journal::Journal,
+    pressure::Pressure,
     sandbox::{Cell, Record},
     seams::Seams,
     shared::{Shared, Shares},
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     pub checkpoints: Checkpoints,
     pub admission: Arc<Admission>,
     pub standbys: Standbys,
+    pub pressure: Pressure,
     /// Turns of sandboxes whose deadline has passed.
     pub expiries: Semaphore,
     /// What was done to them.
@@ -89,6 +91,11 @@ impl Node {
                 Err(Refusal::Other(error)) => return Err(error),
             }
         }
+    }
+
+    /// Whose guests may share the pages of a memory image, if not all may.
+    pub(crate) fn sharing_group<'a>(&self, team: &'a TeamId) -> Option<&'a TeamId> {
+        (!self.settings.share_memory_across_teams).then_some(team)
     }
 
     /// Refuses new work when the disk is nearly full.

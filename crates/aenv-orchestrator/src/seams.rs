@@ -1,4 +1,4 @@
-//! Two seams to the guest: its agent and its memory. Production has one implementation of each; tests have another.
+//! Seams to the guest (its agent and its memory) and to the host. Production has one implementation of each; tests have another.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use aenv_types::{Dial, Token};
 use aenv_vmm::RamMapping;
 use async_trait::async_trait;
 
-use crate::{MetricSample, capture::After};
+use crate::{MetricSample, capture::After, pressure::HostMemory};
 
 /// Why the guest agent did not do it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,9 +90,19 @@ pub(crate) trait TakenMemory: Send {
     async fn write(self: Box<Self>) -> Result<u64, String>;
 }
 
-/// Both.
+/// The host's memory.
+pub(crate) trait Host: Send + Sync {
+    /// As it is now; `None` where the kernel does not tell.
+    fn memory(&self) -> Option<HostMemory>;
+
+    /// Memory of a process, in MiB, that is its own and that no file stands behind.
+    fn anonymous_mib(&self, pid: i32) -> Option<u64>;
+}
+
+/// All of them.
 #[derive(Clone)]
 pub(crate) struct Seams {
     pub agent: Arc<dyn GuestAgent>,
     pub images: Arc<dyn Images>,
+    pub host: Arc<dyn Host>,
 }

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_types::{Checkpoint, CheckpointId, SandboxId};
+use aenv_types::{Checkpoint, CheckpointId, SandboxId, TeamId};
 use aenv_vmm::Vm;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -51,7 +51,7 @@ struct Shelf {
 }
 
 struct Standby {
-    checkpoint: CheckpointId,
+    kind: Kind,
     ahead: Ahead,
     permit: Permit,
     _pin: Pin,
@@ -66,9 +66,33 @@ enum GivenUp {
 
 struct Wanted {
     checkpoint: Arc<Checkpoint>,
+    /// Of the create.
+    team: TeamId,
+    kind: Kind,
     until: Instant,
     /// No more are made before the next create: the last one failed.
     rests: bool,
+}
+
+/// Which creates one is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kind {
+    checkpoint: CheckpointId,
+    /// Of this team only, where teams do not share memory.
+    group: Option<TeamId>,
+}
+
+impl Kind {
+    fn of(node: &Node, checkpoint: &CheckpointId, team: &TeamId) -> Self {
+        Self { checkpoint: checkpoint.clone(), group: node.sharing_group(team).cloned() }
+    }
+}
+
+/// What is to be made.
+struct Order {
+    checkpoint: Arc<Checkpoint>,
+    team: TeamId,
+    kind: Kind,
 }
 
 /// One that is being made.
@@ -102,6 +126,12 @@ impl Standbys {
         self.shelf.lock().ready.len()
     }
 
+    /// How many take memory: those that are being made as well.
+    pub(crate) fn held(&self) -> usize {
+        let shelf = self.shelf.lock();
+        shelf.ready.len() + usize::from(shelf.under_way.is_some())
+    }
+
     /// Takes the oldest standby of a checkpoint, if there is one and the claim is admitted.
     pub(crate) fn claim(
         &self,
@@ -109,8 +139,9 @@ impl Standbys {
         checkpoint: &CheckpointId,
         claim: &Claim,
     ) -> Result<Option<(Permit, Ahead)>, SandboxError> {
+        let kind = Kind::of(node, checkpoint, &claim.team);
         let mut shelf = self.shelf.lock();
-        let Some(at) = shelf.ready.iter().position(|standby| standby.checkpoint == *checkpoint) else {
+        let Some(at) = shelf.ready.iter().position(|standby| standby.kind == kind) else {
             metrics::counter!("aenv_standby_misses_total").increment(1);
             return Ok(None);
         };
@@ -119,12 +150,14 @@ impl Standbys {
         Ok(claimed.map(|standby| (standby.permit, standby.ahead)))
     }
 
-    /// A sandbox was created from this checkpoint.
-    pub(crate) fn want(&self, checkpoint: &Arc<Checkpoint>) {
+    /// A sandbox of this team was created from this checkpoint.
+    pub(crate) fn want(&self, node: &Node, checkpoint: &Arc<Checkpoint>, team: &TeamId) {
+        let kind = Kind::of(node, &checkpoint.id, team);
         let mut shelf = self.shelf.lock();
-        shelf.wanted.retain(|wanted| wanted.checkpoint.id != checkpoint.id);
+        shelf.wanted.retain(|wanted| wanted.kind != kind);
         let until = Instant::now() + self.settings.keep;
-        shelf.wanted.insert(0, Wanted { checkpoint: Arc::clone(checkpoint), until, rests: false });
+        let (checkpoint, team) = (Arc::clone(checkpoint), team.clone());
+        shelf.wanted.insert(0, Wanted { checkpoint, team, kind, until, rests: false });
         shelf.wanted.truncate(self.settings.templates);
         self.changed.notify_one();
     }
@@ -142,9 +175,9 @@ impl Standbys {
     }
 
     /// Makes no more of a checkpoint until it is used again: what fails once may fail again and again.
-    fn rest(&self, checkpoint: &CheckpointId) {
+    fn rest(&self, kind: &Kind) {
         let mut shelf = self.shelf.lock();
-        let of = shelf.wanted.iter_mut().filter(|wanted| wanted.checkpoint.id == *checkpoint);
+        let of = shelf.wanted.iter_mut().filter(|wanted| wanted.kind == *kind);
         of.for_each(|wanted| wanted.rests = true);
     }
 
@@ -187,7 +220,7 @@ impl Standbys {
         }
         let given_up = match shelf.ready.pop_front() {
             Some(standby) => {
-                tracing::info!(sandbox = %standby.ahead.id(), "a standby is given up for a sandbox");
+                tracing::info!(sandbox = %standby.ahead.id(), "a standby is given up");
                 GivenUp::Ready(Box::new(standby))
             }
             None => {
@@ -204,19 +237,22 @@ impl Standbys {
         let mut shelf = self.shelf.lock();
         shelf.wanted.retain(|wanted| wanted.until > Instant::now());
         let all = std::mem::take(&mut shelf.ready);
-        let (kept, unwanted): (Vec<_>, Vec<_>) = all.into_iter().partition(|s| shelf.wants(&s.checkpoint));
+        let (kept, unwanted): (Vec<_>, Vec<_>) = all.into_iter().partition(|s| shelf.wants(&s.kind));
         shelf.ready = kept.into();
         unwanted
     }
 
     /// The checkpoint that was used last of those that lack a standby.
-    fn missing(&self) -> Option<Arc<Checkpoint>> {
+    fn missing(&self) -> Option<Order> {
         let shelf = self.shelf.lock();
-        let count =
-            |id: &CheckpointId| shelf.ready.iter().filter(|standby| standby.checkpoint == *id).count();
+        let count = |kind: &Kind| shelf.ready.iter().filter(|standby| standby.kind == *kind).count();
         let mut active = shelf.wanted.iter().filter(|wanted| !wanted.rests);
-        let lacking = active.find(|wanted| count(&wanted.checkpoint.id) < self.settings.count);
-        lacking.map(|wanted| Arc::clone(&wanted.checkpoint))
+        let lacking = active.find(|wanted| count(&wanted.kind) < self.settings.count);
+        lacking.map(|wanted| Order {
+            checkpoint: Arc::clone(&wanted.checkpoint),
+            team: wanted.team.clone(),
+            kind: wanted.kind.clone(),
+        })
     }
 
     /// When the next demand is over.
@@ -243,7 +279,7 @@ impl Standbys {
         let mut shelf = self.shelf.lock();
         shelf.under_way = None;
         let made = made?;
-        if !shelf.wants(&made.checkpoint) {
+        if !shelf.wants(&made.kind) {
             return Some(made);
         }
         shelf.ready.push_back(made);
@@ -268,8 +304,8 @@ impl Standbys {
 }
 
 impl Shelf {
-    fn wants(&self, checkpoint: &CheckpointId) -> bool {
-        self.wanted.iter().any(|wanted| wanted.checkpoint.id == *checkpoint)
+    fn wants(&self, kind: &Kind) -> bool {
+        self.wanted.iter().any(|wanted| wanted.kind == *kind)
     }
 }
 

@@ -116,6 +116,21 @@ pub struct MetricSample {
     pub disk_total: u64,
 }
 
+/// Memory of a node, in MiB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NodeMemory {
+    /// Guest memory of all that runs, builds and standbys included.
+    pub promised_mib: u64,
+    /// The most that is promised.
+    pub limit_mib: u64,
+    /// How many times what may really be taken that is.
+    pub overcommit: f64,
+    /// What is kept available of the host's.
+    pub reserve_mib: u64,
+    /// What idle guests have given back.
+    pub given_back_mib: u64,
+}
+
 /// The way to a running sandbox, for the data plane. Valid for one generation: until the next pause, kill or rollback.
 #[derive(Clone)]
 pub struct Route {

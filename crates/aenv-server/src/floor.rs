@@ -132,8 +132,8 @@ impl Floor<'_> {
         let slot = self.slots.acquire().await?;
         let files = |layers: &[LayerRef]| layers.iter().map(|layer| self.home.layer(&layer.name)).collect();
         let memory = self.checkpoint.memory.as_ref().context("no memory")?;
-        let export =
-            MemoryExport { holder: sandbox.to_string(), size: memory.size, layers: files(&memory.layers) };
+        let (holder, layers) = (sandbox.to_string(), files(&memory.layers));
+        let export = MemoryExport { holder, size: memory.size, layers, group: None };
         let ram = self.exports.open_memory(export).await?;
         let mut drives = Vec::new();
         for disk in &self.checkpoint.disks {

@@ -11,7 +11,7 @@ use aenv_egress::{Authority, GatedSlots, Purpose, SecretSource, Trust};
 use aenv_image::{ImageLimits, ImageSettings, Images};
 use aenv_net::{Network, NetworkConfig, Slots};
 use aenv_orchestrator::{
-    Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, Sharing, StandbySettings,
+    Blobs, CacheListing, HomeLock, Orchestrator, Parts, Settings, Sharing, StandbySettings, meminfo,
 };
 use aenv_remote::{CacheSettings, Remotes};
 use aenv_repository::{Backend, Layers, OssConfig, Repository};
@@ -24,7 +24,7 @@ use aenv_vmm::{
 use aenv_volume::{Limits, Volumes};
 use anyhow::{Context, bail};
 
-use crate::{artifacts, config::Config, routes::nodes::meminfo, secrets::Secrets};
+use crate::{artifacts, config::Config, secrets::Secrets};
 
 /// The rooms of a node.
 pub struct Node {
@@ -328,6 +328,8 @@ fn write_remotes(config: &Config, home: &Home, backend: &Backend) -> anyhow::Res
 
 /// Share of the host's memory that guests may be promised, in percent, when the configuration does not say.
 const MEMORY_SHARE: u64 = 80;
+/// One part in so many of the host's memory that is kept available, unless configured.
+const RESERVE_PART: u64 = 20;
 
 /// Whether committed blobs lie on the home's own filesystem.
 fn blobs(backend: &Backend, home: &Home) -> Blobs {
@@ -354,6 +356,13 @@ fn limits(config: &Config, blobs: Blobs) -> Settings {
     Settings {
         max_running: config.orchestrator.max_running,
         memory_mib: config.orchestrator.memory_mib.unwrap_or((total_kib >> 10) * MEMORY_SHARE / 100),
+        memory_overcommit: config.orchestrator.memory_overcommit,
+        memory_reserve_mib: config
+            .orchestrator
+            .memory_reserve_mib
+            .unwrap_or((total_kib >> 10) / RESERVE_PART),
+        memory_idle: Duration::from_secs(config.orchestrator.memory_idle_secs),
+        share_memory_across_teams: config.orchestrator.share_memory_across_teams,
         auto_resume_min_timeout: Duration::from_secs(
             config.orchestrator.auto_resume_min_sandbox_timeout_secs,
         ),

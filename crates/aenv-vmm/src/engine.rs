@@ -225,6 +225,14 @@ pub trait Vm: Send + Sync {
     /// Asks the guest to give memory back until it has `target_mib` left; needs the balloon device.
     async fn set_balloon(&self, target_mib: u32) -> Result<(), EngineError>;
 
+    /// Memory that the guest has given back, in MiB: part of the vm state, so that a guest goes on without it. Firecracker tells what
+    /// was asked for.
+    async fn balloon(&self) -> Result<u32, EngineError>;
+
+    /// Whether the guest takes such memory back by itself rather than end a process for lack of it. Guests of QEMU have agreed to
+    /// that when they booted, or have not.
+    async fn balloon_gives_way(&self) -> Result<bool, EngineError>;
+
     /// Ends the VMM at once (SIGKILL) and waits until the process is gone. Idempotent.
     async fn end(&self) -> Result<(), EngineError>;
 

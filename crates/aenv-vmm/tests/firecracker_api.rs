@@ -172,6 +172,8 @@ async fn a_launched_vm_is_captured_held_and_adopted() {
     }
     vm.set_balloon(96).await.unwrap();
     let found = requests(&place, 1 + 1 + 1 + 3 * 4 + 1).await;
+    assert_eq!(vm.balloon().await.unwrap(), 32);
+    assert!(vm.balloon_gives_way().await.unwrap());
     assert_eq!(found[0].body["mem_backend"]["backend_type"], "File");
     assert_eq!(found[0].body["resume_vm"], false);
     assert_eq!(found.last().unwrap().body["amount_mib"], 32);

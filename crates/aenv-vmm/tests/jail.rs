@@ -75,7 +75,12 @@ impl Node {
         let disk = self.exports.open_disk(export).await.unwrap();
         let mut target = File::options().write(true).open(&disk).unwrap();
         io::copy(&mut File::open(root).unwrap(), &mut target).unwrap();
-        let memory = MemoryExport { holder: sandbox.to_string(), size: SHAPE.memory_bytes(), layers: vec![] };
+        let memory = MemoryExport {
+            holder: sandbox.to_string(),
+            size: SHAPE.memory_bytes(),
+            layers: vec![],
+            group: None,
+        };
         let ram = self.exports.open_memory(memory).await.unwrap();
         let netns = Netns::new();
         let runtime = self.home.sandbox_runtime(&sandbox);

@@ -53,6 +53,8 @@ pub(crate) struct ImageState {
     pub(crate) name: String,
     pub(crate) size: u64,
     pub(crate) layers: Vec<PathBuf>,
+    #[serde(default)]
+    pub(crate) group: Option<String>,
     pub(crate) holders: BTreeSet<String>,
 }
 
@@ -145,6 +147,7 @@ mod tests {
                 name: memory_name(),
                 size: 4096,
                 layers: vec![],
+                group: Some("g".into()),
                 holders: ["h".to_owned()].into(),
             }],
         };

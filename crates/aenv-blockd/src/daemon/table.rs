@@ -79,6 +79,7 @@ struct ShownDisk {
 struct ImageKey {
     layers: Vec<PathBuf>,
     size: u64,
+    group: Option<String>,
 }
 
 struct Image {
@@ -187,7 +188,7 @@ impl Table {
     }
 
     fn restore_image(&self, kept: ImageState) -> Result<(), ExportError> {
-        let key = ImageKey { layers: kept.layers, size: kept.size };
+        let key = ImageKey { layers: kept.layers, size: kept.size, group: kept.group };
         let stamps = stamps(&key.layers)?;
         let device = self.backend.memory(&key.layers, key.size)?;
         let mut inner = self.inner.write();
@@ -237,8 +238,8 @@ impl Table {
     /// See [`crate::Exports::open_memory`]. A holder that held another image lets go of it.
     pub(crate) fn open_memory(&self, export: MemoryExport) -> Result<PathBuf, ExportError> {
         check::memory(&export)?;
-        let MemoryExport { holder, size, layers } = export;
-        let key = ImageKey { layers, size };
+        let MemoryExport { holder, size, layers, group } = export;
+        let key = ImageKey { layers, size, group };
         let _alone = self.holder_stripes.lock(&holder);
         let opening = self.image_stripes.lock(&key);
         let stamps = stamps(&key.layers)?;
@@ -569,6 +570,7 @@ impl Inner {
             name: image.node.name.clone(),
             size: key.size,
             layers: key.layers.clone(),
+            group: key.group.clone(),
             holders: image.holders.clone(),
         });
         let (disks, images) = (disks.collect(), images.collect());
@@ -623,7 +625,7 @@ mod tests {
     }
 
     fn image(holder: &str, layer: &Path) -> MemoryExport {
-        MemoryExport { holder: holder.into(), size: 4096, layers: vec![layer.to_owned()] }
+        MemoryExport { holder: holder.into(), size: 4096, layers: vec![layer.to_owned()], group: None }
     }
 
     #[test]

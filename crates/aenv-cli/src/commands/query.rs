@@ -130,6 +130,8 @@ pub(super) async fn node(command: NodeCommand, format: Format) -> Outcome {
                 ("SANDBOXES", "sandboxCount"),
                 ("CPU", "metrics.cpuCount"),
                 ("MEMORY", "metrics.memoryTotalBytes"),
+                ("PROMISED", "memory.promisedBytes"),
+                ("OVERCOMMIT", "memory.overcommit"),
                 ("VERSION", "version"),
             ];
             output::rows(format, &nodes, &columns);

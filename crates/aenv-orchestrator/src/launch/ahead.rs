@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aenv_types::{Checkpoint, EgressPolicy, SandboxId};
+use aenv_types::{Checkpoint, EgressPolicy, SandboxId, TeamId};
 use aenv_vmm::Vm;
 use tokio_util::sync::CancellationToken;
 
@@ -34,9 +34,10 @@ pub(crate) struct Awake {
     pub(super) timings: Timings,
 }
 
-/// The first half. Nothing is left of one that fails.
+/// The first half, for a sandbox of this team (of any, where all share memory). Nothing is left of one that fails.
 pub(crate) async fn ahead(
     node: &Node,
+    team: &TeamId,
     checkpoint: &Checkpoint,
     stop: &CancellationToken,
 ) -> Result<Ahead, SandboxError> {
@@ -45,6 +46,7 @@ pub(crate) async fn ahead(
     let (id, mut parts) = (SandboxId::random(), Parts::default());
     let machine = Machine {
         id: &id,
+        team,
         generation: FIRST,
         shape: checkpoint.shape,
         checkpoint,

@@ -131,7 +131,12 @@ async fn open_memory(node: &Node, machine: &Machine<'_>) -> Result<PathBuf, Sand
         (Some(image), Start::Continue) => (image.size, files(&node.home, &image.layers)),
         _ => (machine.shape.memory_bytes(), Vec::new()),
     };
-    let export = MemoryExport { holder: machine.id.to_string(), size, layers };
+    let export = MemoryExport {
+        holder: machine.id.to_string(),
+        size,
+        layers,
+        group: node.sharing_group(machine.team).map(|team| team.to_string()),
+    };
     node.exports.open_memory(export).await.map_err(|error| export_error(machine.checkpoint, error))
 }
 

@@ -19,6 +19,7 @@ use crate::{
     journal::{Change, Survives},
     launch::{Generation, drive_export, greet, serve_volumes},
     node::Node,
+    pressure::give_all,
     sandbox::{Adopted, Phase, Record, Stage, restore},
 };
 
@@ -166,6 +167,7 @@ async fn take_over(
         generation.end(node, &record.id).await;
         return Err(error.to_string());
     }
+    give_all(&*generation.vm, &record.id, record.shape.memory_mib).await;
     let forget: Vec<_> = traces
         .seals
         .iter()

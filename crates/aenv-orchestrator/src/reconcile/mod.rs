@@ -39,6 +39,7 @@ use crate::{
     files,
     journal::Journal,
     node::{Node, Registry},
+    pressure::Pressure,
     seams::Seams,
     shared::Shares,
     standby::Standbys,
@@ -58,7 +59,7 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
     let shares = shares.map_err(|error| part("the node's id cannot be read or made", &error))?;
     let node = Arc::new(Node {
         checkpoints: Checkpoints::new(home.clone()),
-        admission: Arc::new(Admission::new(&parts.settings)),
+        admission: Arc::new(Admission::new(&parts.settings, Arc::clone(&seams.host))),
         home,
         exports: parts.exports,
         network: parts.network,
@@ -67,6 +68,7 @@ pub(crate) async fn start(parts: Parts, seams: Seams, crash: CrashPoints) -> Res
         initramfs: parts.initramfs,
         volumes: parts.volumes,
         standbys: Standbys::new(parts.settings.standby),
+        pressure: Pressure::default(),
         settings: parts.settings,
         shares,
         stamp,

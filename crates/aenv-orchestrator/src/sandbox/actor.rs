@@ -25,6 +25,7 @@ use crate::{
     journal::{Change, Survives},
     launch::{self, Ahead, Awake, Generation, Start},
     node::Node,
+    pressure::Gauge,
 };
 
 /// How long the reason of a failed sandbox is kept.
@@ -112,6 +113,7 @@ impl Actor {
             wake: tokio::sync::Mutex::default(),
             samples: parking_lot::Mutex::default(),
             misses: AtomicU32::new(0),
+            gauge: parking_lot::Mutex::new(Gauge::new()),
             commands: sender,
             state: watched,
         });
@@ -195,6 +197,7 @@ impl Actor {
         self.generation = Some(generation);
         self.deadline.clear();
         self.cell.misses.store(0, std::sync::atomic::Ordering::Relaxed);
+        *self.cell.gauge.lock() = Gauge::new();
         self.enter(Stage::Running);
         Ok(())
     }
@@ -254,6 +257,7 @@ impl Actor {
             Command::Fork { places, timeout, reply } => self.fork(places, timeout, reply).await,
             Command::Condemn { reply } => drop(reply.send(self.condemn().await)),
             Command::Check { reply } => drop(reply.send(self.check().await)),
+            Command::Balloon { held_mib, reply } => drop(reply.send(self.balloon(held_mib).await)),
             Command::Rollback { checkpoint, reply } => drop(reply.send(self.rollback(&checkpoint).await)),
         }
     }

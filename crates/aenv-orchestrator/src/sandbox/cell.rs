@@ -18,6 +18,7 @@ use super::{Record, Stage};
 use crate::{
     CaptureMode, ChildResult, MetricSample, PauseMode, Route, SandboxError, SandboxView, Timeout,
     admission::Permit,
+    pressure::{Balloon, Gauge},
 };
 
 /// Requests that may wait for one sandbox.
@@ -70,6 +71,11 @@ pub(crate) enum Command {
         checkpoint: Arc<Checkpoint>,
         reply: Reply<SandboxView>,
     },
+    /// What its guest is to give back, in MiB; `None` only looks.
+    Balloon {
+        held_mib: Option<u32>,
+        reply: Reply<Balloon>,
+    },
 }
 
 /// New egress rules.
@@ -100,6 +106,8 @@ pub(crate) struct Cell {
     pub samples: Mutex<VecDeque<MetricSample>>,
     /// Samplings in a row that the guest did not answer.
     pub misses: AtomicU32,
+    /// What is known of its guest's memory.
+    pub gauge: Mutex<Gauge>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) state: watch::Receiver<Published>,
 }

@@ -32,6 +32,7 @@
 //! that goes away cancels nothing. Every state is in the journal before its caller is answered.
 
 mod actor;
+mod balloon;
 mod cell;
 mod change;
 mod ending;

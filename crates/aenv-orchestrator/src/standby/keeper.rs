@@ -6,7 +6,7 @@ use aenv_types::{Checkpoint, SandboxId};
 use futures::future::{join_all, select_all};
 use tokio_util::sync::CancellationToken;
 
-use super::Standby;
+use super::{Order, Standby};
 use crate::{
     launch::{self, WarmUpError},
     node::Node,
@@ -37,10 +37,10 @@ pub(crate) async fn keep(node: Arc<Node>) {
             () = tokio::time::sleep(pause) => {}
         }
         end(&node, standbys.unwanted()).await;
-        while let Some(checkpoint) = standbys.missing()
+        while let Some(order) = standbys.missing()
             && !node.closing.is_cancelled()
         {
-            if !make(&node, checkpoint).await {
+            if !make(&node, order).await {
                 break;
             }
         }
@@ -72,35 +72,39 @@ async fn death(node: &Node) -> SandboxId {
 /// Removes one that was not claimed meanwhile.
 async fn bury(node: &Node, id: &SandboxId) {
     if let Some(standby) = node.standbys.remove(id) {
-        tracing::warn!(sandbox = %id, checkpoint = %standby.checkpoint, "the VMM of a standby ended by itself");
-        node.standbys.rest(&standby.checkpoint);
+        tracing::warn!(sandbox = %id, checkpoint = %standby.kind.checkpoint, "the VMM of a standby ended by itself");
+        node.standbys.rest(&standby.kind);
         standby.end(node).await;
     }
 }
 
 /// Makes one. `false` when it is not the time for it.
-async fn make(node: &Arc<Node>, checkpoint: Arc<Checkpoint>) -> bool {
+async fn make(node: &Arc<Node>, order: Order) -> bool {
+    let Order { checkpoint, team, kind } = order;
     let standbys = &node.standbys;
     let _making = standbys.making.lock().await;
     if node.disk_free().is_ok_and(|free| free < node.settings.disk_reserve_bytes) {
+        return false;
+    }
+    if !node.pressure.is_calm() {
         return false;
     }
     let Some(turn) = node.admission.idle_turn(QUIET) else { return false };
     let stop = node.closing.child_token();
     let Some(permit) = standbys.begin(node, &checkpoint, &stop) else { return false };
     let pin = node.checkpoints.pin(&checkpoint.id);
-    let made = Box::pin(launch::ahead(node, &checkpoint, &stop)).await;
+    let made = Box::pin(launch::ahead(node, &team, &checkpoint, &stop)).await;
     // Whoever waits for a launch has it while the guest warms up.
     drop(turn);
     let made = match made {
         Ok(ahead) => {
-            let made = Standby { checkpoint: checkpoint.id.clone(), ahead, permit, _pin: pin };
+            let made = Standby { kind, ahead, permit, _pin: pin };
             warm_up(node, &checkpoint, made, &stop).await
         }
         Err(error) => {
             if !stop.is_cancelled() {
                 tracing::warn!(checkpoint = %checkpoint.id, ?error, "no standby could be made");
-                standbys.rest(&checkpoint.id);
+                standbys.rest(&kind);
             }
             drop(permit);
             None
@@ -127,7 +131,7 @@ async fn warm_up(
         Err(WarmUpError::Failed(reason)) => {
             tracing::warn!(sandbox = %made.ahead.id(), checkpoint = %checkpoint.id, reason, "a standby could not be warmed up");
             metrics::counter!("aenv_standby_warm_up_failures_total").increment(1);
-            node.standbys.rest(&checkpoint.id);
+            node.standbys.rest(&made.kind);
         }
         Err(reason @ (WarmUpError::Stopped | WarmUpError::NoTime)) => {
             tracing::debug!(sandbox = %made.ahead.id(), %reason, "a standby is ended before it was warm");

@@ -26,8 +26,12 @@ pub(super) struct Scene {
     pub standby: StandbySettings,
     /// A folder that nodes share.
     pub repository: Option<std::path::PathBuf>,
+    pub overcommit: f64,
+    pub shared: bool,
 }
 
+/// What is kept available of the world's memory.
+pub(super) const RESERVE_MIB: u64 = 1000;
 pub(super) const LONG: Duration = Duration::from_secs(3600);
 pub(super) const SHAPE: MachineShape = MachineShape { vcpus: 1, memory_mib: 128, disk_mib: 64 };
 
@@ -60,7 +64,15 @@ impl Scene {
             },
         };
         let (world, template) = (Arc::default(), Arc::new(template));
-        Self { folder, world, template, standby: StandbySettings::OFF, repository: None }
+        Self {
+            folder,
+            world,
+            template,
+            standby: StandbySettings::OFF,
+            overcommit: 1.0,
+            shared: true,
+            repository: None,
+        }
     }
 
     pub fn home(&self) -> Home {
@@ -107,6 +119,10 @@ impl Scene {
             settings: Settings {
                 max_running: 8,
                 memory_mib: 128 * 8,
+                memory_overcommit: self.overcommit,
+                memory_reserve_mib: RESERVE_MIB,
+                memory_idle: Duration::from_secs(60),
+                share_memory_across_teams: self.shared,
                 auto_resume_min_timeout: Duration::from_secs(300),
                 disk_reserve_bytes: 0,
                 parallel_launches: 4,
@@ -116,7 +132,8 @@ impl Scene {
             },
             sharing,
         };
-        let seams = Seams { agent: Arc::new(all.clone()), images: Arc::new(all) };
+        let (agent, images) = (Arc::new(all.clone()), Arc::new(all.clone()));
+        let seams = Seams { agent, images, host: Arc::new(all) };
         Orchestrator::start_with(parts, seams, CrashPoints::Hang(Arc::clone(point))).await
     }
 

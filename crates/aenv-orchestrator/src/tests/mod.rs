@@ -3,6 +3,7 @@
 
 mod crash;
 mod lives;
+mod pressure;
 mod property;
 mod shared;
 mod standby;

@@ -29,7 +29,10 @@ impl Ready {
     }
 
     async fn with(standby: StandbySettings) -> Self {
-        let scene = Scene { standby, ..Scene::new() };
+        Self::of(Scene { standby, ..Scene::new() }).await
+    }
+
+    async fn of(scene: Scene) -> Self {
         let node = scene.start().await.unwrap();
         let source = node.create(scene.request(LONG)).await.unwrap().id;
         assert_eq!(node.standbys(), 0, "a boot has no standby");
@@ -38,7 +41,7 @@ impl Ready {
         node.kill(&team(), &source).await.unwrap();
         let request = CreateRequest { checkpoint: Arc::clone(&checkpoint), ..scene.request(LONG) };
         let first = node.create(request).await.unwrap().id;
-        until(|| node.standbys() == standby.count).await;
+        until(|| node.standbys() == scene.standby.count).await;
         Self { scene, node, checkpoint, first }
     }
 
@@ -292,6 +295,24 @@ async fn a_teams_limit_holds_and_leaves_the_standby_there() {
     assert_eq!(ready.node.create(CreateRequest { limits, ..ready.request() }).await.unwrap().id, expected);
     let refused = ready.node.create(CreateRequest { limits, ..ready.request() }).await;
     assert!(matches!(refused, Err(SandboxError::TeamFull { .. })), "a claimed one counts for its team");
+}
+
+#[tokio::test]
+async fn teams_that_share_no_memory_share_no_standby() {
+    let standby = StandbySettings { count: 1, templates: 2, keep: LONG };
+    let ready = Ready::of(Scene { standby, shared: false, ..Scene::new() }).await;
+    let own = ready.scene.world.standing()[0].clone();
+    let blue: aenv_types::TeamId = "blue".parse().unwrap();
+    let other = CreateRequest { team: blue.clone(), ..ready.request() };
+    let first = ready.node.create(other.clone()).await.unwrap().id;
+    assert_ne!(first, own);
+    until(|| ready.node.standbys() == 2).await;
+    let second = ready.node.create(other).await.unwrap().id;
+    assert!(second != own && ready.create().await.id == own);
+    let state = ready.scene.world.state.lock();
+    for (id, team) in [(&first, &blue), (&second, &blue), (&own, &team()), (&ready.first, &team())] {
+        assert_eq!(state.groups[id.as_str()], Some(team.to_string()));
+    }
 }
 
 #[tokio::test]

@@ -23,7 +23,8 @@ use tokio::sync::watch;
 use crate::{
     MetricSample,
     capture::After,
-    seams::{AgentError, GuestAgent, Images, TakenMemory},
+    pressure::HostMemory,
+    seams::{AgentError, GuestAgent, Host, Images, TakenMemory},
 };
 
 /// All that outlives a server.
@@ -37,6 +38,8 @@ pub(super) struct State {
     pub vms: BTreeMap<i32, Guest>,
     pub disks: HashMap<String, Disk>,
     pub memories: HashMap<String, Vec<PathBuf>>,
+    /// Whose guests may share a memory image's pages, by its holder.
+    pub groups: HashMap<String, Option<String>>,
     pub slots: BTreeMap<u32, bool>,
     /// Slots whose guest reaches nobody.
     pub isolated: BTreeSet<u32>,
@@ -54,6 +57,10 @@ pub(super) struct State {
     pub stuck: u32,
     /// Which blockd there is.
     pub blockd: u32,
+    /// What the host has available, in MiB; 0: plenty.
+    pub available_mib: u64,
+    /// No guest takes memory back by itself.
+    pub rigid: bool,
     /// Rules that were set, and vCPUs that were let go on and stopped, in order.
     pub story: Vec<String>,
 }
@@ -75,6 +82,8 @@ pub(super) struct Guest {
     pub running: bool,
     /// What it remembers.
     pub memory: u64,
+    /// What its balloon holds, in MiB; part of its vm state.
+    pub balloon: u32,
     /// Whether it was written to since it was marked; before the first mark, whether a mark can tell nothing.
     pub written: bool,
     pub token: Option<String>,
@@ -144,14 +153,29 @@ impl World {
         standing.map(|guest| guest.spec.sandbox.clone()).collect()
     }
 
-    fn spawn(self: &Arc<Self>, spec: VmSpec, memory: u64, running: bool) -> Box<dyn Vm> {
+    /// What a guest's balloon holds.
+    pub fn balloon(&self, id: &SandboxId) -> u32 {
+        let state = self.state.lock();
+        let guest = state.vms.values().find(|guest| guest.spec.sandbox == *id);
+        guest.expect("the guest runs").balloon
+    }
+
+    fn spawn(self: &Arc<Self>, spec: VmSpec, (memory, balloon): (u64, u32), running: bool) -> Box<dyn Vm> {
         let mut state = self.state.lock();
         state.next += 1;
         let pid = i32::try_from(state.next).unwrap();
         let exited = watch::Sender::new(None);
         let spec_of = spec.clone();
-        let guest =
-            Guest { spec: spec_of, running, memory, written: true, token: None, inits: Vec::new(), exited };
+        let guest = Guest {
+            spec: spec_of,
+            running,
+            memory,
+            balloon,
+            written: true,
+            token: None,
+            inits: Vec::new(),
+            exited,
+        };
         state.vms.insert(pid, guest);
         Box::new(Machine { world: Arc::clone(self), pid, spec })
     }
@@ -217,11 +241,24 @@ impl Vm for Machine {
         state.vms.get_mut(&self.pid).map(|guest| guest.running = true).ok_or(EngineError::Gone)
     }
     async fn save_state(&self, path: &Path) -> Result<(), EngineError> {
-        assert!(!self.guest(|guest| guest.running)?, "the vm state was saved while the vCPUs ran");
-        std::fs::write(path, "1").map_err(|source| EngineError::Io { context: "save".into(), source })
+        let (running, balloon) = self.guest(|guest| (guest.running, guest.balloon))?;
+        assert!(!running, "the vm state was saved while the vCPUs ran");
+        std::fs::write(path, balloon.to_string())
+            .map_err(|source| EngineError::Io { context: "save".into(), source })
     }
-    async fn set_balloon(&self, _: u32) -> Result<(), EngineError> {
+    async fn set_balloon(&self, target_mib: u32) -> Result<(), EngineError> {
+        let mut state = self.world.state.lock();
+        let guest = state.vms.get_mut(&self.pid).ok_or(EngineError::Gone)?;
+        assert!(guest.running, "a balloon was moved while the vCPUs stood");
+        guest.balloon = self.spec.shape.memory_mib - target_mib;
         Ok(())
+    }
+    async fn balloon(&self) -> Result<u32, EngineError> {
+        let state = self.world.state.lock();
+        state.vms.get(&self.pid).map(|guest| guest.balloon).ok_or(EngineError::Gone)
+    }
+    async fn balloon_gives_way(&self) -> Result<bool, EngineError> {
+        Ok(!self.world.state.lock().rigid)
     }
     async fn end(&self) -> Result<(), EngineError> {
         if let Some(guest) = self.world.state.lock().vms.remove(&self.pid) {
@@ -256,16 +293,19 @@ impl Engine for In {
         if self.0.step() {
             return Err(EngineError::Start("injected".into()));
         }
-        Ok(self.0.spawn(spec.vm, 0, true))
+        Ok(self.0.spawn(spec.vm, (0, 0), true))
     }
     async fn launch(&self, spec: LaunchSpec) -> Result<Box<dyn Vm>, EngineError> {
         assert!(spec.state.exists(), "the vm state is missing");
         if self.0.step() {
             return Err(EngineError::Start("injected".into()));
         }
+        let read = std::fs::read_to_string(&spec.state);
+        let balloon = read.map_err(|source| EngineError::Io { context: "state".into(), source })?;
+        let balloon = balloon.parse().expect("a state that a machine saved");
         let layers = self.0.state.lock().memories[spec.vm.sandbox.as_str()].clone();
         let memory = value(&layers).map_err(|source| EngineError::Io { context: "ram".into(), source })?;
-        Ok(self.0.spawn(spec.vm, memory, false))
+        Ok(self.0.spawn(spec.vm, (memory, balloon), false))
     }
     async fn adopt(&self, record: &VmRecord) -> Result<Box<dyn Vm>, EngineError> {
         if !self.0.state.lock().vms.contains_key(&record.pid) {
@@ -328,7 +368,10 @@ impl Exports for In {
             return Err(injected());
         }
         present(&export.layers)?;
-        self.0.state.lock().memories.insert(export.holder.clone(), export.layers);
+        let mut state = self.0.state.lock();
+        state.groups.insert(export.holder.clone(), export.group);
+        state.memories.insert(export.holder.clone(), export.layers);
+        drop(state);
         Ok(PathBuf::from(export.holder))
     }
     async fn seal(&self, name: &str, target: PathBuf) -> Result<Sealed, ExportError> {
@@ -482,6 +525,21 @@ impl GuestAgent for In {
         _: Duration,
     ) -> Result<MetricSample, AgentError> {
         Err(AgentError::Silent("not in this world".into()))
+    }
+}
+
+impl Host for In {
+    fn memory(&self) -> Option<HostMemory> {
+        let available_mib = match self.0.state.lock().available_mib {
+            0 => 1 << 30,
+            some => some,
+        };
+        Some(HostMemory { available_mib, stalled_pct: 0.0 })
+    }
+    fn anonymous_mib(&self, pid: i32) -> Option<u64> {
+        let state = self.0.state.lock();
+        let guest = state.vms.get(&pid)?;
+        Some(u64::from(guest.spec.shape.memory_mib - guest.balloon))
     }
 }
 

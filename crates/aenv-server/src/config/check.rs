@@ -7,6 +7,9 @@ use aenv_types::{EgressTarget, MachineShape};
 
 use super::{Config, ConfigError};
 
+/// Beyond this a guest is promised what it has next to no chance to get.
+const MOST_OVERCOMMIT: f64 = 20.0;
+
 /// Refuses a configuration that a server could not work with, and says which key is wrong.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     let wrong = |message: String| Err(ConfigError::Meaning(message));
@@ -41,6 +44,12 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
         return wrong(
             "orchestrator.default_sandbox_timeout_secs must be from 1 to orchestrator.max_sandbox_timeout_secs".to_owned(),
         );
+    }
+    if !(1.0..=MOST_OVERCOMMIT).contains(&times.memory_overcommit) {
+        return wrong(format!(
+            "orchestrator.memory_overcommit is {}; it takes 1 to {MOST_OVERCOMMIT}",
+            times.memory_overcommit
+        ));
     }
     check_jail(config)?;
     check_standby(config)?;
@@ -193,6 +202,17 @@ mod tests {
     }
 
     #[test]
+    fn a_ratio_is_a_number_with_or_without_a_fraction() {
+        for fits in ["1", "1.5", " 20 "] {
+            with(&[("orchestrator.memory_overcommit", fits)]).unwrap();
+        }
+        for wrong in ["-1", "a lot", "NaN", "inf"] {
+            let error = with(&[("orchestrator.memory_overcommit", wrong)]).unwrap_err();
+            assert!(error.contains("memory_overcommit"), "{error}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_named() {
         for (key, value) in [
             ("api_addr", "nowhere"),
@@ -203,6 +223,8 @@ mod tests {
             ("pool.low_watermark", "100"),
             ("qemu.jail.first_uid", "1000"),
             ("orchestrator.default_sandbox_timeout_secs", "0"),
+            ("orchestrator.memory_overcommit", "0.9"),
+            ("orchestrator.memory_overcommit", "21"),
             ("orchestrator.standby.count", "101"),
             ("orchestrator.standby.keep_secs", "0"),
             ("network.internal.veth_cidr", "example.com"),

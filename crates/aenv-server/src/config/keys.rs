@@ -9,6 +9,8 @@ pub enum Kind {
     Secret,
     /// A whole number, not negative.
     Integer,
+    /// A number, not negative, with or without a fraction.
+    Number,
     /// `true` or `false`.
     Bool,
     /// A list of texts; comma-separated in the environment.
@@ -39,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, about: &'static str) -> Key {
     Key { name, kind, about }
 }
 
-use Kind::{Bool, Choice, Integer, List, Secret, Text};
+use Kind::{Bool, Choice, Integer, List, Number, Secret, Text};
 
 /// All of them, in the order in which they are printed.
 pub const KEYS: &[Key] = &[
@@ -89,7 +91,23 @@ pub const KEYS: &[Key] = &[
     key(
         "orchestrator.memory_mib",
         Integer,
-        "guest memory that may be promised; from the host's memory when unset",
+        "guest memory that sandboxes may take; from the host's memory when unset",
+    ),
+    key("orchestrator.memory_overcommit", Number, "so many times that may be promised to them"),
+    key(
+        "orchestrator.memory_reserve_mib",
+        Integer,
+        "memory of the host that is kept available; 5 % of it when unset, 0: not looked at",
+    ),
+    key(
+        "orchestrator.memory_idle_secs",
+        Integer,
+        "guests without traffic for so long give memory back when the host has less",
+    ),
+    key(
+        "orchestrator.share_memory_across_teams",
+        Bool,
+        "guests of different teams share pages of a memory image that both were launched from",
     ),
     key("orchestrator.disk_reserve_mib", Integer, "free space below which new work is refused"),
     key(

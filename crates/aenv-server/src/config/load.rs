@@ -220,6 +220,7 @@ fn from_text(key: &Key, text: &str, origin: &Origin) -> Result<Value, ConfigErro
     let value = match key.kind {
         Kind::Text | Kind::Secret | Kind::Choice(_) => Value::String(text.to_owned()),
         Kind::Integer => text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Integer),
+        Kind::Number => text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Float),
         Kind::Bool => text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Boolean),
         Kind::List => {
             let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
@@ -234,6 +235,7 @@ fn check_kind(key: &Key, value: &Value, origin: &Origin) -> Result<(), ConfigErr
     let fits = match key.kind {
         Kind::Text | Kind::Secret => value.is_str(),
         Kind::Integer => value.as_integer().is_some_and(|n| n >= 0),
+        Kind::Number => number(value).is_some_and(|n| n >= 0.0),
         Kind::Bool => value.is_bool(),
         Kind::List => value.as_array().is_some_and(|items| items.iter().all(Value::is_str)),
         Kind::Choice(choices) => value.as_str().is_some_and(|text| choices.contains(&text)),
@@ -244,12 +246,18 @@ fn check_kind(key: &Key, value: &Value, origin: &Origin) -> Result<(), ConfigErr
     let expected = match key.kind {
         Kind::Text | Kind::Secret => "a text".to_owned(),
         Kind::Integer => "a whole number, 0 or more".to_owned(),
+        Kind::Number => "a number, 0 or more".to_owned(),
         Kind::Bool => "true or false".to_owned(),
         Kind::List => "a list of texts".to_owned(),
         Kind::Choice(choices) => choices.join(" or "),
     };
     let found = if key.kind == Kind::Secret { "not a text".to_owned() } else { value.to_string() };
     Err(ConfigError::Kind { origin: origin.clone(), name: key.name.to_owned(), found, expected })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "who writes such a number means no digit of it")]
+fn number(value: &Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
 fn build(values: &BTreeMap<&'static str, (Value, Origin)>) -> Result<Config, ConfigError> {
@@ -306,6 +314,7 @@ mod tests {
             Kind::Bool => "false".to_owned(),
             Kind::List => if key.name.contains("cidrs") { "10.0.0.0/8" } else { "" }.to_owned(),
             Kind::Choice(choices) => choices[0].to_owned(),
+            Kind::Number => "1.5".to_owned(),
         };
         let mut values = BTreeMap::new();
         for key in KEYS {

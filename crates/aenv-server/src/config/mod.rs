@@ -76,6 +76,10 @@ section! {
         default_on_timeout: String,
         max_running: u32,
         memory_mib: Option<u64>,
+        memory_overcommit: f64,
+        memory_reserve_mib: Option<u64>,
+        memory_idle_secs: u64,
+        share_memory_across_teams: bool,
         disk_reserve_mib: u64,
         parallel_launches: Option<usize>,
         standby: Standby,
@@ -160,6 +164,9 @@ max_sandbox_timeout_secs = 86400
 auto_resume_min_sandbox_timeout_secs = 300
 default_on_timeout = "pause"
 max_running = 1000
+memory_overcommit = 1.0
+memory_idle_secs = 60
+share_memory_across_teams = true
 disk_reserve_mib = 1024
 
 [orchestrator.standby]

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use aenv_api::{
-    ApiError, DiskMetrics, ErrorBody, MachineInfo, Node, NodeEngine, NodeExport, NodeMetrics, NodeStatus,
+    ApiError, DiskMetrics, ErrorBody, MachineInfo, Node, NodeEngine, NodeExport, NodeMemory, NodeMetrics,
+    NodeStatus,
 };
 use aenv_blockd::{Export, ExportKind};
-use aenv_orchestrator::{SandboxState, SandboxView};
+use aenv_orchestrator::{SandboxState, SandboxView, meminfo};
 use aenv_types::EngineStamp;
 use axum::{Json, Router, extract::State, routing::get};
 use parking_lot::Mutex;
@@ -59,6 +60,7 @@ fn describe(state: &AppState, caller: &Caller) -> Node {
         .into_iter()
         .filter(|view| view.state == SandboxState::Running)
         .collect();
+    let promised = state.orchestrator.memory();
     let memory = meminfo();
     let value = |name: &str| memory.iter().find(|(n, _)| n == name).map_or(0, |(_, kib)| *kib);
     let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -71,6 +73,13 @@ fn describe(state: &AppState, caller: &Caller) -> Node {
         machine_info: machine_info(&read("/proc/cpuinfo")),
         engine: engine(state.orchestrator.engine()),
         export: export(&state.export),
+        memory: NodeMemory {
+            promised_bytes: counted(promised.promised_mib << 20),
+            limit_bytes: promised.limit_mib << 20,
+            overcommit: promised.overcommit,
+            reserve_bytes: promised.reserve_mib << 20,
+            given_back_bytes: counted(promised.given_back_mib << 20),
+        },
         status: NodeStatus::Ready,
         status_changed_at: state.started_at,
         sandbox_count: u32::try_from(running.len()).unwrap_or(u32::MAX),
@@ -115,16 +124,6 @@ pub fn node_id(state: &AppState) -> String {
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
-}
-
-/// Names and values (KiB, or pages for the huge ones) of `/proc/meminfo`.
-pub fn meminfo() -> Vec<(String, u64)> {
-    let text = read("/proc/meminfo");
-    let line = |line: &str| {
-        let (name, rest) = line.split_once(':')?;
-        Some((name.to_owned(), rest.split_whitespace().next()?.parse().ok()?))
-    };
-    text.lines().filter_map(line).collect()
 }
 
 fn machine_info(cpuinfo: &str) -> MachineInfo {

@@ -56,8 +56,17 @@ async fn metrics(State(state): State<AppState>) -> Response {
     metrics::gauge!("aenv_sandboxes", "state" => "running").set(running);
     metrics::gauge!("aenv_sandboxes", "state" => "paused").set(paused);
     metrics::gauge!("aenv_standbys").set(u32::try_from(state.orchestrator.standbys()).unwrap_or(u32::MAX));
-    #[allow(clippy::cast_precision_loss, reason = "bytes of a machine's memory fit a float well enough")]
-    metrics::gauge!("aenv_allocated_memory_bytes").set(memory as f64);
+    let node = state.orchestrator.memory();
+    metrics::gauge!("aenv_memory_overcommit_ratio").set(node.overcommit);
+    let sizes = [
+        ("aenv_allocated_memory_bytes", memory),
+        ("aenv_promised_memory_bytes", node.promised_mib << 20),
+        ("aenv_memory_limit_bytes", node.limit_mib << 20),
+    ];
+    for (name, bytes) in sizes {
+        #[allow(clippy::cast_precision_loss, reason = "bytes of a machine's memory fit a float well enough")]
+        metrics::gauge!(name).set(bytes as f64);
+    }
     let text = recorder().map(PrometheusHandle::render).unwrap_or_default();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], text).into_response()

@@ -111,6 +111,17 @@ impl Vm for FirecrackerVm {
         self.call(Call::patch("/balloon", json!({ "amount_mib": amount }))).await.map(drop)
     }
 
+    async fn balloon(&self) -> Result<u32, EngineError> {
+        self.hold.release(&self.root).await?;
+        let held = self.call(Call::get("/balloon")).await?["amount_mib"].as_u64();
+        Ok(held.and_then(|held| u32::try_from(held).ok()).unwrap_or_default())
+    }
+
+    /// Each machine is given such a balloon.
+    async fn balloon_gives_way(&self) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
     async fn end(&self) -> Result<(), EngineError> {
         self.process.end().await?;
         cgroup::remove(&self.spec.sandbox);

@@ -125,7 +125,10 @@ impl CommandLine<'_> {
         // The host's generator by system call: there is no /dev in the jail.
         option("-object", "rng-builtin,id=rng0".to_owned());
         option("-device", "virtio-rng-device,rng=rng0,id=rng".to_owned());
-        option("-device", "virtio-balloon-device,id=balloon,free-page-reporting=on".to_owned());
+        option(
+            "-device",
+            "virtio-balloon-device,id=balloon,free-page-reporting=on,deflate-on-oom=on".to_owned(),
+        );
         option("-device", format!("virtio-net-device,netdev={NETDEV},id=net,mac={mac}"));
         for index in 0..*drives {
             let drive = drive_id(index);

@@ -5,6 +5,7 @@ use std::{path::Path, time::Duration};
 use aenv_types::EngineKind;
 use async_trait::async_trait;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 use super::{
     prepared::{COMMAND_WAIT, Parts, tokio_stream},
@@ -26,12 +27,15 @@ pub(crate) struct QemuVm {
     qmp: Qmp,
     ram: FoundRam,
     saved: SavedStates,
+    /// A guest agrees to features once, when it boots.
+    gives_way: OnceCell<bool>,
 }
 
 impl QemuVm {
     pub(crate) fn new(spec: VmSpec, parts: Parts) -> Result<Self, EngineError> {
         let Parts { process, qmp, console } = parts;
-        let vm = Self { spec, process, qmp, ram: FoundRam::default(), saved: SavedStates::default() };
+        let (ram, saved, gives_way) = (FoundRam::default(), SavedStates::default(), OnceCell::new());
+        let vm = Self { spec, process, qmp, ram, saved, gives_way };
         vm.follow_console(console)?;
         Ok(vm)
     }
@@ -62,11 +66,10 @@ impl QemuVm {
         Ok(())
     }
 
-    async fn execute(&self, command: &str, arguments: Value) -> Result<(), EngineError> {
+    async fn ask(&self, command: &str, arguments: Value) -> Result<Value, EngineError> {
         match self.qmp.execute(command, arguments, &[], COMMAND_WAIT).await {
-            Ok(_) => Ok(()),
             Err(EngineError::Exited(_)) => Err(self.ended().await),
-            Err(other) => Err(other),
+            answer => answer,
         }
     }
 
@@ -94,11 +97,11 @@ impl Vm for QemuVm {
     }
 
     async fn pause(&self) -> Result<(), EngineError> {
-        self.execute("stop", json!({})).await
+        self.ask("stop", json!({})).await.map(drop)
     }
 
     async fn resume(&self) -> Result<(), EngineError> {
-        self.execute("cont", json!({})).await?;
+        self.ask("cont", json!({})).await?;
         self.saved.forget(&self.qmp).await;
         Ok(())
     }
@@ -111,7 +114,22 @@ impl Vm for QemuVm {
     }
 
     async fn set_balloon(&self, target_mib: u32) -> Result<(), EngineError> {
-        self.execute("balloon", json!({ "value": u64::from(target_mib) << 20 })).await
+        self.ask("balloon", json!({ "value": u64::from(target_mib) << 20 })).await.map(drop)
+    }
+
+    async fn balloon(&self) -> Result<u32, EngineError> {
+        let left = self.ask("query-balloon", json!({})).await?["actual"].as_u64().unwrap_or_default() >> 20;
+        Ok(self.spec.shape.memory_mib.saturating_sub(u32::try_from(left).unwrap_or(u32::MAX)))
+    }
+
+    async fn balloon_gives_way(&self) -> Result<bool, EngineError> {
+        let asked = self.ask("x-query-virtio-status", json!({ "path": "/machine/peripheral/balloon" }));
+        let agreed = self.gives_way.get_or_try_init(|| async {
+            let features = &asked.await?["guest-features"]["dev-features"];
+            let names = features.as_array().into_iter().flatten().filter_map(Value::as_str);
+            Ok(names.into_iter().any(|name| name.starts_with("VIRTIO_BALLOON_F_DEFLATE_ON_OOM")))
+        });
+        agreed.await.copied()
     }
 
     async fn end(&self) -> Result<(), EngineError> {

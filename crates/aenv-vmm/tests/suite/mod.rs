@@ -112,7 +112,16 @@ async fn survives_the_server(engine: &dyn Engine, place: &Place, vm: Box<dyn Vm>
     adopted.pause().await.unwrap();
     adopted.resume().await.unwrap();
     assert!(place.netns.connect().ask("ping").starts_with("pong "));
+    assert_eq!(adopted.balloon().await.unwrap(), 0);
     adopted.set_balloon(96).await.unwrap();
+    let given = async {
+        while adopted.balloon().await.unwrap() < 32 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, given).await.expect("the guest gave nothing back");
+    assert!(adopted.balloon_gives_way().await.unwrap(), "it was booted without that feature");
+    assert!(place.netns.connect().ask("ping").starts_with("pong "));
 
     let reused = VmRecord { start_time: record.start_time + 1, ..record.clone() };
     assert!(matches!(engine.adopt(&reused).await, Err(EngineError::Gone)));
