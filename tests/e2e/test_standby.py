@@ -53,6 +53,7 @@ def node():
         f"network.internal.veth_cidr={VETH_CIDR}",
         "orchestrator.memory_mib=3072",
         "orchestrator.standby.count=1",
+        "orchestrator.stand_after_deadline_secs=600",
     ]
     with running_server(home, settings) as made:
         yield made
@@ -233,3 +234,41 @@ def test_sandboxes_have_the_memory(node, made):
     status, answer = node.api("POST", "/v2/sandboxes", {"templateID": "base"})
     assert (status, answer["error_code"]) == (429, "sandbox_capacity_unavailable")
     assert all(run(node, id, "echo here") == "here\n" for id in made)
+
+
+def test_a_sandbox_that_was_paused_at_its_deadline_goes_on_in_place(node, made):
+    def state():
+        return node.api("GET", f"/sandboxes/{id}")[1]["state"]
+
+    def expire():
+        assert node.api("POST", f"/sandboxes/{id}/timeout", {"timeout": 1})[0] == 204
+        wait_for("the pause", lambda: state() == "paused")
+        # It is shown as paused on its way there.
+        wait_for("what stands", lambda: node.metric("aenv_sandboxes_standing") == 1)
+
+    def vmm():
+        return [pid for pid, files in node.vmms().items() if id in " ".join(files)]
+
+    id = create(node, made, autoPause=True)
+    run(node, id, "echo one > /dev/shm/memory; echo one > /root/disk; sync")
+    before = vmm()
+    expire()
+    time.sleep(2)
+    assert node.api("POST", f"/sandboxes/{id}/resume", {"timeout": LONG})[0] == 201
+    begun = time.time()
+    one = run(node, id, "cat /dev/shm/memory /root/disk; date +%s.%N").split()
+    assert one[:2] == ["one", "one"]
+    assert begun - 1 < float(one[2]) < time.time() + 1
+    assert vmm() == before != []
+    wait_for("nothing that stands", lambda: node.metric("aenv_sandboxes_standing") == 0)
+
+    # What was changed in place is in the next pause, which a server that was killed finds.
+    run(node, id, "echo two > /dev/shm/memory; echo two > /root/disk; sync")
+    expire()
+    assert vmm() == before
+    node.kill()
+    node.start()
+    assert state() == "paused" and vmm() == []
+    assert node.api("POST", f"/sandboxes/{id}/resume", {"timeout": LONG})[0] == 201
+    assert run(node, id, "cat /dev/shm/memory /root/disk").split() == ["two", "two"]
+    assert vmm() != before

@@ -339,6 +339,18 @@ impl Used {
         team
     }
 
+    /// Counts it no more.
+    fn remove(&mut self, team: Option<TeamId>, less: Load) {
+        self.all.remove(less);
+        let Some(team) = team else { return };
+        if let Some(load) = self.teams.get_mut(&team) {
+            load.remove(less);
+            if *load == Load::default() {
+                self.teams.remove(&team);
+            }
+        }
+    }
+
     /// Something is let in.
     fn note(&mut self, likely_mib: u64) -> u64 {
         self.next += 1;
@@ -348,6 +360,14 @@ impl Used {
 }
 
 impl Permit {
+    /// What it was for stands, and is a sandbox's no more until it is promoted. It holds memory only, as a standby's does.
+    pub(crate) fn demote(&mut self) {
+        let mut used = self.admission.used.lock();
+        used.remove(self.team.take(), self.load);
+        self.load.running = 0;
+        used.all.add(self.load);
+    }
+
     /// Memory that it stands for.
     pub(crate) fn memory_mib(&self) -> u64 {
         self.load.memory_mib
@@ -365,15 +385,8 @@ impl Drop for Awaited {
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut used = self.admission.used.lock();
-        used.all.remove(self.load);
+        used.remove(self.team.take(), self.load);
         used.fresh.remove(&self.number);
-        let Some(team) = &self.team else { return };
-        if let Some(load) = used.teams.get_mut(team) {
-            load.remove(self.load);
-            if *load == Load::default() {
-                used.teams.remove(team);
-            }
-        }
     }
 }
 
@@ -440,6 +453,7 @@ mod tests {
             memory_overcommit,
             memory_reserve_mib: 100,
             memory_idle: Duration::from_secs(60),
+            stand_after_deadline: Duration::ZERO,
             share_memory_across_teams: true,
             auto_resume_min_timeout: Duration::from_secs(300),
             disk_reserve_bytes: 0,
@@ -525,6 +539,12 @@ mod tests {
         let refused = node.promote(second, &claim("green", 300, limits)).unwrap_err();
         assert!(matches!(refused, SandboxError::Full { .. }), "a place was given beyond the limit");
         assert_eq!(node.used.lock().all, Load { running: 2, memory_mib: 800 });
+        // And again when its sandbox is paused.
+        first.demote();
+        assert_eq!(node.used.lock().all, Load { running: 1, memory_mib: 800 });
+        node.promote(first, &claim("red", 300, limits)).unwrap();
+        assert_eq!(node.used.lock().all, Load { running: 2, memory_mib: 800 });
+        first.demote();
         drop((standbys, third));
         assert_eq!(node.used.lock().all, Load::default());
         assert!(node.used.lock().teams.is_empty());

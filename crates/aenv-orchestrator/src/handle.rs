@@ -93,6 +93,8 @@ pub struct Settings {
     pub memory_reserve_mib: u64,
     /// Guests without traffic for so long may be asked to give memory back.
     pub memory_idle: Duration,
+    /// How long the VMM of a sandbox that was paused at its deadline stands, so that a resume goes on in place.
+    pub stand_after_deadline: Duration,
     /// Whether guests of different teams share the pages of a memory image that both were launched from.
     pub share_memory_across_teams: bool,
     /// Least timeout after an auto-resume.

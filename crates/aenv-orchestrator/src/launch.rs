@@ -159,23 +159,69 @@ async fn steps(
         }
     };
 
+    record.launched = Some(launched(checkpoint, &record, cold));
+    record.timings = *timings;
+    let dial = parts.dial().ok_or_else(|| SandboxError::internal("the sandbox has no network", "no slot"))?;
+    come_up(node, record, checkpoint, (&*vm, dial), up, order.timeout, stop).await
+}
+
+/// A sandbox that was paused, and whose VMM stands.
+pub(crate) struct InPlace<'a> {
+    pub record: &'a Record,
+    pub checkpoint: &'a Checkpoint,
+    pub launched: &'a Launched,
+    pub timeout: Duration,
+}
+
+/// Lets it go on; returns the record as it is now.
+pub(crate) async fn in_place(
+    node: &Node,
+    order: InPlace<'_>,
+    generation: &Generation,
+    stop: &CancellationToken,
+) -> Result<Record, SandboxError> {
+    let InPlace { record, checkpoint, launched, timeout } = order;
+    let _turn = node.admission.try_turn();
+    let begun = Instant::now();
+    let vm = &*generation.vm;
+    vm.resume().await.map_err(|error| engine_error(&record.id, checkpoint, error))?;
+    let timings = Timings { restore_ms: milliseconds(begun), ..Timings::default() };
+    let record = Record {
+        phase: Phase::Running,
+        lifecycle_id: uuid::Uuid::new_v4().to_string(),
+        end_at: deadline::after(timeout),
+        unresponsive_at_pause: false,
+        launched: Some(launched.clone()),
+        timings,
+        ..record.clone()
+    };
+    let dial = Arc::clone(&generation.slot) as _;
+    come_up(node, record, checkpoint, (vm, dial), Up::Claimed, timeout, stop).await
+}
+
+/// Waits for a guest whose vCPUs run, and writes down that it does.
+async fn come_up(
+    node: &Node,
+    mut record: Record,
+    checkpoint: &Checkpoint,
+    (vm, dial): (&dyn Vm, Arc<dyn aenv_types::Dial>),
+    up: Up,
+    timeout: Duration,
+    stop: &CancellationToken,
+) -> Result<Record, SandboxError> {
     // The journal's sync takes as long as the guest's answer: they run together. A server that dies in between finds a
     // running sandbox that nobody was told of, sends `/init` again, and lets its deadline take it.
     let begun = Instant::now();
-    record.launched = Some(launched(checkpoint, &record, cold));
-    record.timings = *timings;
     let request = init_request(node, &record, &checkpoint.guest)?;
-    let dial = parts.dial().ok_or_else(|| SandboxError::internal("the sandbox has no network", "no slot"))?;
-    let ready = ready::wait(node, &record.id, dial, &*vm, request, up, stop);
+    let ready = ready::wait(node, &record.id, dial, vm, request, up, stop);
     // Also where it was booted: then there is nothing to give.
-    let whole = give_all(&*vm, &record.id, record.shape.memory_mib);
+    let whole = give_all(vm, &record.id, record.shape.memory_mib);
     let (ready, journaled, ()) = tokio::join!(ready, node.journal.put(&record, Survives::PowerLoss), whole);
     ready?;
     journaled?;
     node.crash.pass("launch.ready").await;
-    timings.ready_ms = milliseconds(begun);
-    record.timings = *timings;
-    record.end_at = deadline::after(order.timeout);
+    record.timings.ready_ms = milliseconds(begun);
+    record.end_at = deadline::after(timeout);
     // The deadline counts from now, and needs no sync: after a power failure this sandbox does not run.
     node.journal.put(&record, Survives::Crash).await?;
     Ok(record)

@@ -40,6 +40,7 @@ pub(crate) async fn run(node: Arc<Node>) {
                 && node.view(&now.record, SandboxState::Paused).publication == Some(Publication::Pending)
         });
         metrics::gauge!("aenv_paused_unpublished").set(pending.count() as f64);
+        metrics::gauge!("aenv_sandboxes_standing").set(node.standing().len() as f64);
         let round = stream::iter(cells).for_each_concurrent(PARALLEL, |cell| sample(&node, cell));
         tokio::select! {
             () = node.closing.cancelled() => return,

@@ -20,7 +20,7 @@ use crate::{
     host,
     journal::Journal,
     pressure::Pressure,
-    sandbox::{Cell, Record},
+    sandbox::{Cell, Command, Record},
     seams::Seams,
     shared::{Shared, Shares},
     standby::Standbys,
@@ -28,6 +28,9 @@ use crate::{
 
 /// When a client may ask again on a host that has run out of processes or open files.
 const HOST_AGAIN: Duration = Duration::from_secs(5);
+
+/// A sandbox whose VMM stands may take so long to end it.
+const GIVE_UP: Duration = Duration::from_secs(10);
 
 /// A node.
 pub(crate) struct Node {
@@ -84,13 +87,29 @@ impl Node {
             match self.admission.reserve(claim) {
                 Ok(permit) => return Ok(permit),
                 Err(Refusal::Memory { missing_mib, error }) => {
-                    if !self.standbys.give_up_memory(self, missing_mib).await {
+                    if !self.standbys.give_up_memory(self, missing_mib).await
+                        && !self.give_up_standing().await
+                    {
                         return Err(error);
                     }
                 }
                 Err(Refusal::Other(error)) => return Err(error),
             }
         }
+    }
+
+    /// Paused sandboxes whose VMM stands.
+    pub(crate) fn standing(&self) -> Vec<Arc<Cell>> {
+        let cells = self.registry.all();
+        cells.into_iter().filter(|cell| cell.stands.lock().is_some()).collect()
+    }
+
+    /// Ends the VMM that was to end next of those. `false` where there is none.
+    pub(crate) async fn give_up_standing(&self) -> bool {
+        let standing = self.standing();
+        let Some(cell) = standing.into_iter().min_by_key(|cell| *cell.stands.lock()) else { return false };
+        let ended = cell.ask(|reply| Command::EndStanding { reply });
+        matches!(tokio::time::timeout(GIVE_UP, ended).await, Ok(Ok(())))
     }
 
     /// Whose guests may share the pages of a memory image, if not all may.

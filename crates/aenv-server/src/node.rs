@@ -361,6 +361,7 @@ fn limits(config: &Config, blobs: Blobs) -> Settings {
             .orchestrator
             .memory_reserve_mib
             .unwrap_or((total_kib >> 10) / RESERVE_PART),
+        stand_after_deadline: Duration::from_secs(config.orchestrator.stand_after_deadline_secs),
         memory_idle: Duration::from_secs(config.orchestrator.memory_idle_secs),
         share_memory_across_teams: config.orchestrator.share_memory_across_teams,
         auto_resume_min_timeout: Duration::from_secs(

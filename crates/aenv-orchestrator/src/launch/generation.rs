@@ -121,6 +121,12 @@ impl Generation {
         permit
     }
 
+    /// Its sandbox is paused, and its vCPUs stand: connections break, and it counts for no team.
+    pub(crate) fn pass_to_nobody(&mut self) {
+        std::mem::take(&mut self.ended).cancel();
+        self.permit.demote();
+    }
+
     /// Lets the vCPUs go on after something that stopped them did not succeed.
     pub(crate) async fn go_on(&self, id: &SandboxId) {
         if let Err(error) = self.vm.resume().await {

@@ -120,7 +120,8 @@ async fn acquire(node: &Node, machine: &Machine<'_>) -> Result<Arc<dyn Slot>, Ne
     loop {
         match node.network.acquire().await {
             Err(NetworkError::Exhausted { .. })
-                if machine.egress.is_some() && node.standbys.give_up_slot(node).await => {}
+                if machine.egress.is_some()
+                    && (node.standbys.give_up_slot(node).await || node.give_up_standing().await) => {}
             answer => return answer,
         }
     }

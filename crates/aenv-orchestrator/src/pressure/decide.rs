@@ -116,7 +116,7 @@ impl Guest {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// One standby goes.
+    /// One standby goes, or the VMM of a paused sandbox that stands.
     Standby,
     /// A guest's balloon is to hold so much.
     Balloon { id: SandboxId, held_mib: u32 },

@@ -216,7 +216,7 @@ async fn round(node: &Arc<Node>, calm_since: &mut Option<Instant>) {
     let view = View {
         host,
         reserve_mib,
-        standbys: node.standbys.held(),
+        standbys: node.standbys.held() + node.standing().len(),
         guests: &guests,
         idle_from: node.settings.memory_idle,
         calm_for: since.map_or(Duration::ZERO, |since| since.elapsed()),
@@ -274,7 +274,9 @@ async fn carry_out(node: &Arc<Node>, step: Step) {
     match step {
         Step::Standby => {
             count("standby");
-            node.standbys.give_up_memory(node, 0).await;
+            if !node.standbys.give_up_memory(node, 0).await {
+                node.give_up_standing().await;
+            }
         }
         Step::Balloon { id, held_mib } => {
             let Ok(cell) = node.registry.any(&id) else { return };

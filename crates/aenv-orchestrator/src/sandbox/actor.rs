@@ -15,6 +15,7 @@ use super::{
     cell::{Published, QUEUE},
     merge::Merging,
     publish::{PublishError, Publishing, Ready},
+    standing::Standing,
 };
 use crate::{
     CreateRequest, Route, SandboxError, SandboxState, SandboxView,
@@ -39,6 +40,7 @@ pub(super) struct Actor {
     pub(super) stage: Stage,
     pub(super) generation: Option<Generation>,
     pub(super) deadline: Deadline,
+    pub(super) standing: Option<Standing>,
     pub(super) merging: Merging,
     pub(super) publishing: Publishing,
     state: watch::Sender<Published>,
@@ -52,6 +54,7 @@ enum Event {
     Exited(String),
     Command(Command),
     Expired,
+    StoodLongEnough,
     Merged(Result<Merged, SandboxError>),
     Published(Result<Ready, PublishError>),
 }
@@ -114,6 +117,7 @@ impl Actor {
             samples: parking_lot::Mutex::default(),
             misses: AtomicU32::new(0),
             gauge: parking_lot::Mutex::new(Gauge::new()),
+            stands: parking_lot::Mutex::default(),
             commands: sender,
             state: watched,
         });
@@ -125,6 +129,7 @@ impl Actor {
             stage,
             generation,
             deadline: Deadline::default(),
+            standing: None,
             merging: Merging::default(),
             publishing: Publishing::default(),
             state,
@@ -211,6 +216,7 @@ impl Actor {
                 Event::Kill => return self.kill().await,
                 Event::Exited(reason) => self.vmm_ended(reason).await,
                 Event::Expired => self.expire().await,
+                Event::StoodLongEnough => self.end_standing().await,
                 Event::Merged(outcome) => self.merged(outcome).await,
                 Event::Published(outcome) => self.published(outcome).await,
                 Event::Command(command) => self.handle(command).await,
@@ -219,8 +225,19 @@ impl Actor {
     }
 
     async fn next(&mut self) -> Event {
-        let Self { node, cell, record, generation, deadline, merging, publishing, stage, commands, .. } =
-            self;
+        let Self {
+            node,
+            cell,
+            record,
+            generation,
+            deadline,
+            standing,
+            merging,
+            publishing,
+            stage,
+            commands,
+            ..
+        } = self;
         let exited = async {
             match generation {
                 Some(generation) => generation.vm.exited().await,
@@ -234,6 +251,12 @@ impl Actor {
                 _ => std::future::pending().await,
             }
         };
+        let over = async {
+            match standing {
+                Some(standing) => standing.over().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = cell.kill.cancelled() => Event::Kill,
@@ -241,6 +264,7 @@ impl Actor {
             reason = exited => Event::Exited(reason),
             Some(command) = commands.recv() => Event::Command(command),
             () = expired => Event::Expired,
+            () = over => Event::StoodLongEnough,
             outcome = merging.done() => Event::Merged(outcome),
             outcome = publishing.done() => Event::Published(outcome),
         }
@@ -249,7 +273,11 @@ impl Actor {
     async fn handle(&mut self, command: Command) {
         // A caller that has gone away meanwhile changes nothing: the answer is dropped, the work is done.
         match command {
-            Command::Pause { mode, reply } => drop(reply.send(self.pause(mode).await)),
+            Command::Pause { mode, reply } => drop(reply.send(self.pause(mode, Duration::ZERO).await)),
+            Command::EndStanding { reply } => {
+                self.end_standing().await;
+                let _ = reply.send(Ok(()));
+            }
             Command::Resume { timeout, mode, reply } => drop(reply.send(self.resume(timeout, mode).await)),
             Command::SetTimeout { timeout, reply } => drop(reply.send(self.set_timeout(timeout).await)),
             Command::SetNetwork { change, reply } => drop(reply.send(self.set_network(*change).await)),

@@ -71,6 +71,10 @@ pub(crate) enum Command {
         checkpoint: Arc<Checkpoint>,
         reply: Reply<SandboxView>,
     },
+    /// Its VMM is not to stand any longer while it is paused.
+    EndStanding {
+        reply: Reply<()>,
+    },
     /// What its guest is to give back, in MiB; `None` only looks.
     Balloon {
         held_mib: Option<u32>,
@@ -108,6 +112,8 @@ pub(crate) struct Cell {
     pub misses: AtomicU32,
     /// What is known of its guest's memory.
     pub gauge: Mutex<Gauge>,
+    /// Until when its VMM stands, while it is paused.
+    pub stands: Mutex<Option<tokio::time::Instant>>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) state: watch::Receiver<Published>,
 }

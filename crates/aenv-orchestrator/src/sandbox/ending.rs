@@ -23,6 +23,7 @@ impl Actor {
 
     /// Ends what runs, removes every trace, and is Gone.
     pub(super) async fn vanish(&mut self) {
+        self.end_standing().await;
         self.end_generation().await;
         self.node.crash.pass("kill.ended").await;
         launch::remove_folders(&self.node, &self.record.id).await;
@@ -73,7 +74,7 @@ impl Actor {
             () = self.cell.kill.cancelled() => return,
             () = node.closing.cancelled() => return,
         };
-        match self.pause(self.record.lifecycle.pause_mode).await {
+        match self.pause(self.record.lifecycle.pause_mode, self.node.settings.stand_after_deadline).await {
             Ok(()) => {
                 tracing::info!(sandbox = %self.record.id, end_at = %self.end_at(), "paused at its deadline");
                 self.report_expiry(OnTimeout::Pause);

@@ -19,8 +19,9 @@
 //! * **Running**: VMM, exports, slot and a permit are held in one [`Generation`](crate::launch::Generation). The deadline counts.
 //! * **Pausing**: the checkpoint is made; only when it is durable and in the journal does the generation end. A pause that
 //!   fails goes back to Running with the vCPUs going on.
-//! * **Paused**: no process, no memory, no deadline. Where nodes share paused sandboxes ([`crate::shared`]), it is published in the
-//!   background, and claimed before anything is done with it; one that another node has taken is Killing, then Gone.
+//! * **Paused**: no process, no memory, no deadline; but for a while after a deadline, if so configured, the VMM stands beside its
+//!   checkpoint, and a resume goes on in place ([`standing`]). Where nodes share paused sandboxes ([`crate::shared`]), it is published
+//!   in the background, and claimed before anything is done with it; one that another node has taken is Killing, then Gone.
 //! * **Resuming**: a launch with the same identity and the next generation number. If it fails, the sandbox is Paused as before.
 //! * **Snapshotting, Forking**: the vCPUs stop for the time of a copy; traffic is not refused.
 //! * **RollingBack**: the generation ends and an earlier checkpoint is launched.
@@ -44,6 +45,7 @@ mod resume;
 mod rollback;
 mod snapshot;
 mod stage;
+mod standing;
 
 pub(crate) use actor::{Adopted, restore, spawn_new};
 pub(crate) use cell::{Cell, Command, NetworkChange, Published, Reply};

@@ -1,6 +1,6 @@
 //! Pause: capture, then end.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use aenv_types::CheckpointId;
 
@@ -14,13 +14,14 @@ use crate::{
 };
 
 impl Actor {
-    pub(super) async fn pause(&mut self, mode: PauseMode) -> Result<(), SandboxError> {
+    /// `stand`: how long its VMM stands then.
+    pub(super) async fn pause(&mut self, mode: PauseMode, stand: Duration) -> Result<(), SandboxError> {
         self.running()?;
         self.enter(Stage::Pausing);
         let before = self.record.clone();
         // Layers stay until the record that names them is shown.
         let mut held = Vec::new();
-        match self.try_pause(mode, &mut held).await {
+        match self.try_pause(mode, stand, &mut held).await {
             Ok(()) => {
                 self.node.garbage.notify_one();
                 Ok(())
@@ -43,7 +44,12 @@ impl Actor {
         self.enter(Stage::Running);
     }
 
-    async fn try_pause(&mut self, mode: PauseMode, held: &mut Vec<Fresh>) -> Result<(), SandboxError> {
+    async fn try_pause(
+        &mut self,
+        mode: PauseMode,
+        stand: Duration,
+        held: &mut Vec<Fresh>,
+    ) -> Result<(), SandboxError> {
         let into = CheckpointId::random();
         let _pin = self.node.checkpoints.pin(&into);
         self.note(Phase::Pausing { into: into.clone() }, Survives::Crash).await?;
@@ -69,10 +75,11 @@ impl Actor {
             generation.go_on(&self.record.id).await;
             return Err(error.into());
         }
+        let launched = self.record.launched.take().filter(|_| mode == PauseMode::Full);
         self.record = paused;
         node.crash.pass("pause.journaled").await;
         timeline.step("journaled");
-        self.end_generation().await;
+        self.let_stand(launched, stand).await;
         node.crash.pass("pause.ended").await;
         timeline.step("ended");
         tracing::debug!(sandbox = %self.record.id, timeline = timeline.told(), "paused");

@@ -80,6 +80,13 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
+    /// All layers of it.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = LayerName> {
+        let disks = self.disks.iter().flat_map(|disk| &disk.layers);
+        let captured = self.captured.iter().flatten();
+        self.memory.iter().chain(captured).chain(disks).map(|layer| layer.name)
+    }
+
     /// Lets one layer stand for layers that were merged into it, wherever they lie upon each other. Tells whether they did.
     pub(crate) fn merge(&mut self, upper: &[LayerRef], merged: LayerRef) -> bool {
         let disks = self.disks.iter_mut().map(|disk| &mut disk.layers);
@@ -215,11 +222,6 @@ impl Record {
 
     /// Layers that run or that the next capture builds on, whether or not a manifest names them.
     pub(crate) fn launched_layers(&self) -> impl Iterator<Item = LayerName> {
-        let launched = self.launched.iter();
-        launched.flat_map(|launched| {
-            let disks = launched.disks.iter().flat_map(|disk| &disk.layers);
-            let captured = launched.captured.iter().flatten();
-            launched.memory.iter().chain(captured).chain(disks).map(|layer| layer.name)
-        })
+        self.launched.iter().flat_map(Launched::layers)
     }
 }

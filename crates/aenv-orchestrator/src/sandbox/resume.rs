@@ -25,6 +25,18 @@ impl Actor {
             other => return Err(self.unfit(other)),
         }
         self.node.disk_room()?;
+        if self.standing.is_some() {
+            self.claim().await?;
+        }
+        match mode {
+            PauseMode::Full if self.go_on_in_place(time).await? => {
+                self.merge_if_deep();
+                self.node.crash.pass("resume.launched").await;
+                return Ok((self.record.view(SandboxState::Running), true));
+            }
+            PauseMode::Full => {}
+            PauseMode::Filesystem => self.end_standing().await,
+        }
         let permit = self.node.reserve(&Claim::of(&self.record)).await?;
         self.claim().await?;
         let checkpoint = self.manifest().await?;

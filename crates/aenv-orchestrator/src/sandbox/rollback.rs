@@ -30,6 +30,7 @@ impl Actor {
         })?;
         self.node.disk_room()?;
         let was_paused = self.stage == Stage::Paused;
+        self.end_standing().await;
         let extra = match was_paused {
             true => {
                 let permit = self.node.reserve(&Claim::of(&self.record)).await?;

@@ -27,6 +27,7 @@ pub(super) struct Scene {
     /// A folder that nodes share.
     pub repository: Option<std::path::PathBuf>,
     pub overcommit: f64,
+    pub stand: Duration,
     pub shared: bool,
 }
 
@@ -70,6 +71,7 @@ impl Scene {
             template,
             standby: StandbySettings::OFF,
             overcommit: 1.0,
+            stand: Duration::ZERO,
             shared: true,
             repository: None,
         }
@@ -122,6 +124,7 @@ impl Scene {
                 memory_overcommit: self.overcommit,
                 memory_reserve_mib: RESERVE_MIB,
                 memory_idle: Duration::from_secs(60),
+                stand_after_deadline: self.stand,
                 share_memory_across_teams: self.shared,
                 auto_resume_min_timeout: Duration::from_secs(300),
                 disk_reserve_bytes: 0,

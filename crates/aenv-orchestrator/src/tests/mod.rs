@@ -7,6 +7,7 @@ mod pressure;
 mod property;
 mod shared;
 mod standby;
+mod standing;
 mod world;
 
 use crate::sandbox::Record;

@@ -10,6 +10,9 @@ use super::{Config, ConfigError};
 /// Beyond this a guest is promised what it has next to no chance to get.
 const MOST_OVERCOMMIT: f64 = 20.0;
 
+/// Beyond this a sandbox is not paused, but kept.
+const MOST_STANDING_SECS: u64 = 86_400;
+
 /// Refuses a configuration that a server could not work with, and says which key is wrong.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     let wrong = |message: String| Err(ConfigError::Meaning(message));
@@ -49,6 +52,12 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
         return wrong(format!(
             "orchestrator.memory_overcommit is {}; it takes 1 to {MOST_OVERCOMMIT}",
             times.memory_overcommit
+        ));
+    }
+    if times.stand_after_deadline_secs > MOST_STANDING_SECS {
+        return wrong(format!(
+            "orchestrator.stand_after_deadline_secs is {}; it takes 0 to {MOST_STANDING_SECS}",
+            times.stand_after_deadline_secs
         ));
     }
     check_jail(config)?;
@@ -225,6 +234,7 @@ mod tests {
             ("orchestrator.default_sandbox_timeout_secs", "0"),
             ("orchestrator.memory_overcommit", "0.9"),
             ("orchestrator.memory_overcommit", "21"),
+            ("orchestrator.stand_after_deadline_secs", "86401"),
             ("orchestrator.standby.count", "101"),
             ("orchestrator.standby.keep_secs", "0"),
             ("network.internal.veth_cidr", "example.com"),

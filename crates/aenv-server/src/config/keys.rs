@@ -87,6 +87,11 @@ pub const KEYS: &[Key] = &[
         Choice(&["pause", "kill"]),
         "at the deadline of a sandbox that does not say",
     ),
+    key(
+        "orchestrator.stand_after_deadline_secs",
+        Integer,
+        "the VMM of a sandbox that was paused at its deadline stands for so long; 0: it ends",
+    ),
     key("orchestrator.max_running", Integer, "sandboxes that may run at once"),
     key(
         "orchestrator.memory_mib",

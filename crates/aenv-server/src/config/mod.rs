@@ -74,6 +74,7 @@ section! {
         max_sandbox_timeout_secs: u64,
         auto_resume_min_sandbox_timeout_secs: u64,
         default_on_timeout: String,
+        stand_after_deadline_secs: u64,
         max_running: u32,
         memory_mib: Option<u64>,
         memory_overcommit: f64,
@@ -163,6 +164,7 @@ default_sandbox_timeout_secs = 300
 max_sandbox_timeout_secs = 86400
 auto_resume_min_sandbox_timeout_secs = 300
 default_on_timeout = "pause"
+stand_after_deadline_secs = 0
 max_running = 1000
 memory_overcommit = 1.0
 memory_idle_secs = 60
