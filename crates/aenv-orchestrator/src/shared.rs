@@ -152,7 +152,7 @@ fn record_of(team: &TeamId, found: &PausedSandbox) -> Result<Record, SandboxErro
         serde_json::from_value(found.record.clone()).map_err(|error| broken(error.to_string()))?;
     let fits = record.id == found.sandbox
         && record.team == *team
-        && record.generation == found.generation
+        && record.pauses == found.generation
         && found.checkpoint.as_ref() == Some(&record.checkpoint);
     if !fits {
         return Err(broken("its record is another one's".to_owned()));
@@ -255,7 +255,7 @@ async fn sweep(node: &Arc<Node>, shares: &Shares) -> Result<(), RepositoryError>
             match node.registry.any(id) {
                 Ok(cell) => {
                     let record = cell.now().record;
-                    let same = found.state == PausedState::Paused && found.generation == record.generation;
+                    let same = found.state == PausedState::Paused && found.generation == record.pauses;
                     if record.shared == Shared::Offered && !same {
                         // It looks again by itself.
                         cell.ask(|reply| Command::Check { reply }).await.ok();

@@ -14,7 +14,7 @@
 //! * **ended**: it was removed. A node that was away meanwhile learns here that its copy is of no use.
 //!
 //! A document that is missing takes nothing away: whoever has the sandbox goes on to have it. A pause is known by its generation, which
-//! counts launches on all nodes.
+//! counts pauses on all nodes.
 
 use aenv_types::{CheckpointId, SandboxId, TeamId};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -64,7 +64,7 @@ pub struct PausedSandbox {
     pub state: PausedState,
     /// Who has it, or had it last.
     pub holder: Holder,
-    /// Of the launch before the pause.
+    /// Counts its pauses.
     pub generation: u64,
     /// The committed checkpoint that it is paused in, or was launched from.
     pub checkpoint: Option<CheckpointId>,
@@ -84,7 +84,7 @@ impl PausedSandbox {
 /// A pause that others may take.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// Of the launch before it.
+    /// Counts the sandbox's pauses.
     pub generation: u64,
     /// As committed.
     pub checkpoint: CheckpointId,

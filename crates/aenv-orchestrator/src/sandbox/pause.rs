@@ -52,6 +52,8 @@ impl Actor {
     ) -> Result<(), SandboxError> {
         let into = CheckpointId::random();
         let _pin = self.node.checkpoints.pin(&into);
+        // With the note, so that a pause that the next start finishes counts.
+        self.record.pauses += 1;
         self.note(Phase::Pausing { into: into.clone() }, Survives::Crash).await?;
         self.node.crash.pass("pause.noted").await;
         let node = Arc::clone(&self.node);

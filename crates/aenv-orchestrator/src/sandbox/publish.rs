@@ -120,9 +120,7 @@ impl Actor {
         if let Err(error) = self.note_announced(&ready).await {
             return self.not_published(error);
         }
-        if self.stage != Stage::Paused
-            || self.record.generation != ready.generation
-            || self.publishing.condemned
+        if self.stage != Stage::Paused || self.record.pauses != ready.generation || self.publishing.condemned
         {
             // A garbage collection takes what was committed.
             return;
@@ -198,7 +196,7 @@ impl Actor {
             return Ok(());
         }
         let Some(shares) = &self.node.shares else { return Ok(()) };
-        let claimed = shares.paused.claim(&self.record.team, &self.record.id, self.record.generation).await;
+        let claimed = shares.paused.claim(&self.record.team, &self.record.id, self.record.pauses).await;
         if let Err(error) = claimed {
             let lost = matches!(error, PausedError::Lost { .. });
             let error = not_ours(&self.record.id, error);
@@ -236,7 +234,7 @@ impl Actor {
         let found = found.map_err(|error| not_ours(&self.record.id, error.into()))?;
         let Some(found) = found else { return Ok(()) };
         let still = match found.state {
-            PausedState::Paused => found.generation == self.record.generation,
+            PausedState::Paused => found.generation == self.record.pauses,
             PausedState::Held => found.holder.id == shares.paused.own().id,
             PausedState::Ended => false,
         };
@@ -266,7 +264,7 @@ impl Actor {
         let (team, id) = (&self.record.team, &self.record.id);
         let told = async {
             if self.record.shared == Shared::Offered {
-                shares.paused.claim(team, id, self.record.generation).await?;
+                shares.paused.claim(team, id, self.record.pauses).await?;
             }
             shares.paused.end(team, id).await
         };
@@ -287,7 +285,7 @@ impl Actor {
 /// Uploads, as long as it takes.
 async fn prepare(node: &Node, record: &Record) -> Result<Ready, PublishError> {
     let Some(shares) = &node.shares else { return Err(PublishError::Broken("nothing is shared".to_owned())) };
-    let generation = record.generation;
+    let generation = record.pauses;
     let ready = |next| Ok(Ready { generation, next });
     if record.shared == Shared::Offered
         && let Some(found) = shares.paused.find(&record.team, &record.id).await?

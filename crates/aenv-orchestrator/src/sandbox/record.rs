@@ -63,6 +63,9 @@ pub(crate) struct Record {
     /// What other nodes know of it.
     #[serde(default)]
     pub shared: Shared,
+    /// Counts pauses, on all nodes: a resume in place begins no generation.
+    #[serde(default)]
+    pub pauses: u64,
 }
 
 /// What the next capture builds on.
@@ -180,6 +183,7 @@ impl Record {
             envd_version: aenv_envd_api::ENVD_VERSION.to_owned(),
             timings: Timings::default(),
             shared: Shared::No,
+            pauses: 0,
         }
     }
 

@@ -8,6 +8,7 @@ use aenv_volume::VolumeMount;
 use super::{
     crash::runtime,
     lives::{LONG, Scene, team, until},
+    standing::expire,
 };
 use crate::{
     CRASH_POINTS, CreateRequest, Orchestrator, PauseMode, Publication, SandboxError, SandboxState,
@@ -91,6 +92,32 @@ async fn a_paused_sandbox_is_resumed_on_another_node_and_comes_back() {
         scene.assert_clean(&[]);
         until(|| scene.local_layers() == 0).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stands_goes_on_in_place_unless_another_node_has_it() {
+    let (mut a, b, _folder) = pair();
+    a.stand = LONG;
+    let (on_a, on_b) = (a.start().await.unwrap(), b.start().await.unwrap());
+    let id = &on_a.create(a.request(LONG)).await.unwrap().id;
+    for value in 1..4 {
+        a.world.write(id, value);
+        expire(&on_a, id).await;
+        until(|| publication(&on_a, id) == Some(Publication::Published)).await;
+        assert_eq!(a.world.standing(), std::slice::from_ref(id));
+        if value < 3 {
+            resume(&on_a, id).await.unwrap();
+            assert!(is_on(&resume(&on_b, id).await, &a));
+            assert_eq!(a.world.values(id), Some((value, value)));
+        }
+    }
+    // Of three pauses of one launch it is the last that others see.
+    resume(&on_b, id).await.unwrap();
+    assert_eq!(b.world.values(id), Some((3, 3)));
+    assert!(is_on(&resume(&on_a, id).await, &b));
+    assert!(a.world.standing().is_empty());
+    a.assert_clean(&[]);
+    b.assert_clean(std::slice::from_ref(id));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,7 +25,7 @@ async fn standing(stand: Duration) -> (Scene, Orchestrator, SandboxId) {
     (scene, node, id)
 }
 
-async fn expire(node: &Orchestrator, id: &SandboxId) {
+pub(super) async fn expire(node: &Orchestrator, id: &SandboxId) {
     node.set_timeout(&team(), id, Timeout::Set(SHORT)).await.unwrap();
     until(|| node.get(&team(), id).is_ok_and(|view| view.state == SandboxState::Paused)).await;
     until(|| node.node.registry.any(id).unwrap().now().stage == crate::sandbox::Stage::Paused).await;
